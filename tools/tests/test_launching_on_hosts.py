@@ -57,7 +57,7 @@ def test_a_host_that_is_not_there_is_told(tmp_path: Path) -> None:
     job = netlab("exec", "0", "--", *launch.split())
     assert job.returncode == 255
     assert "hocket: no rank has started (exit code 255)" in job.stderr
-    assert "Each of host0, host7 has to be reached without a password: `ssh host7 true`" in job.stderr
+    assert "Each of host0, host7 has to be reachable without a password: `ssh host7 true`" in job.stderr
 
 
 def test_torchrun_on_each_of_two_hosts(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("path", ["messages", "shared"])
 def test_survivors_are_told(path: str) -> None:
-    if not find_mpiexec().tells_of_deaths:
+    if not find_mpiexec().notifies_of_deaths:
         pytest.skip("this MPI ends all ranks when one has died")
     start_s = time.monotonic()
     done = subprocess.run(

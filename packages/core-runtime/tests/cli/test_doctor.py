@@ -119,7 +119,7 @@ def test_shared_memory_that_processors_do_not_order_is_a_note(monkeypatch: pytes
     monkeypatch.setattr(memory, "_ORDERED", False)
     finding = shared_memory()
     assert finding.verdict is Verdict.NOTE
-    assert "nothing orders what ranks write there" in finding.text
+    assert "writes of ranks to shared memory have no order" in finding.text
 
 
 def test_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,9 +39,9 @@ def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def tells_of_deaths(transport: str) -> bool:
+def notifies_of_deaths(transport: str) -> bool:
     """Return whether ranks live on that learn of another's death."""
-    return transport == "torch" or find_mpiexec().tells_of_deaths
+    return transport == "torch" or find_mpiexec().notifies_of_deaths
 
 
 @pytest.fixture
@@ -157,10 +157,10 @@ def test_a_killed_rank(how: str, transport: str, begin: Callable[..., Job], tmp_
     killed_s = time.monotonic()
     ended = job.end()
     [message] = messages(ended.errors)
-    assert "rank 1" in message or not tells_of_deaths(transport)
+    assert "rank 1" in message or not notifies_of_deaths(transport)
     assert "was killed by SIGKILL" in message
     assert ended.status != 0
-    if tells_of_deaths(transport):
+    if notifies_of_deaths(transport):
         assert re.match(
             r"hocket: at step \d+, rank [02](: gradients.0\[0\] \(allreduce\)| at the end of its script): "
             r"rank 1 has died; rank 1 on \S+ was killed by SIGKILL \(out of memory\? .*\); all ranks were ended$",
@@ -174,7 +174,7 @@ def check_that_the_dead_is_named(ended: Ended, named: str, transport: str) -> No
     """Rank 1 was killed in step 3, and the others waited for it in the operation that is named."""
     [message] = messages(ended.errors)
     assert "was killed by SIGKILL" in message
-    if tells_of_deaths(transport):
+    if notifies_of_deaths(transport):
         assert re.match(
             rf"hocket: at step 3, rank [02]: gradients.0\[0\] \({named}\): rank 1 has died; ", message
         )

@@ -82,14 +82,14 @@ def test_a_rank_of_another_job_that_comes_first_is_not_taken(join: Join) -> None
     time.sleep(0.5)
     late = join(1, A)
     for each in (first, stranger, late):
-        assert "ranks of two jobs meet at the store at 127.0.0.1 port " in refusal(each)
+        assert "ranks of two jobs use the store at 127.0.0.1 port " in refusal(each)
         assert "give each job a MASTER_PORT of its own" in refusal(each)
 
 
 def test_a_rank_that_comes_later_leaves_the_job_alone(join: Join) -> None:
     first, second = join(0, A), join(1, A)
     first.result(LONGEST_S), second.result(LONGEST_S)
-    assert "a second rank 1 has come (train.py B on one)" in refusal(join(1, B))
+    assert "there is a second rank 1 (train.py B on one)" in refusal(join(1, B))
     assert gathered(first, second) == [[0, 1], [0, 1]]
 
 

@@ -94,7 +94,7 @@ def test_the_one_beside_this_python_comes_first(elsewhere: Path) -> None:
 )
 def test_ulfm_is_asked_for_where_it_is(vendor: str, version: str, tells: bool) -> None:
     mpiexec = Mpiexec("/mpiexec", vendor, version)
-    assert mpiexec.tells_of_deaths is tells
+    assert mpiexec.notifies_of_deaths is tells
     assert ("ulfm" in mpiexec.command(2, ["a"], outliving=True)) is tells
     assert "ulfm" not in mpiexec.command(2, ["a"])
 
@@ -179,7 +179,7 @@ def test_a_job_passes_on_what_it_prints(
     )
     assert capfd.readouterr() == (
         f"out 1 {tmp_path} more\n",
-        "err\nhocket: the ranks ended with exit code 3, without a word\n",
+        "err\nhocket: the ranks ended with exit code 3, without an error message\n",
     )
 
 

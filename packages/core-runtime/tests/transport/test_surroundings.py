@@ -84,7 +84,7 @@ def test_an_mpi4py_that_does_not_import_leaves_transport_torch(
         kind = raised.partition("(")[0]
         assert why_no_mpi4py() == f"{kind}: no libmpi"
         assert [record.message for record in caplog.records] == [
-            f"mpi4py is installed and does not import ({kind}: no libmpi): ranks meet over transport torch; "
+            f"mpi4py is installed but cannot be imported ({kind}: no libmpi): ranks use transport torch; "
             "`hocket doctor` says more"
         ]
     finally:

@@ -47,7 +47,7 @@ def _in_session(attach: Callable[..., Session]) -> Callable[..., Session]:
         number = peer.begin_session()
         try:
             own = peer.session(number)
-            own.tell_left = partial(peer.leave_session, number)
+            own.announce_leaving = partial(peer.leave_session, number)
             session = attach(*given, peer=own, **named)
         except Exception as error:
             peer.leave_session(number, left_by(error, 0))

@@ -321,4 +321,4 @@ class Session:
             # The other ranks may not be here: closing together would wait for them.
             self.inner.abandon()
             if isinstance(error, Exception):  # what ends the process is told otherwise
-                self.peer.tell_left(left_by(error, self.step))
+                self.peer.announce_leaving(left_by(error, self.step))

@@ -1,8 +1,8 @@
-"""Ranks of this host that ended before they joined the job: those that join would wait for them without an end.
+"""Ranks of this host that ended before they joined the job, for which the others would wait forever.
 
-Nobody else tells of such a rank. It has left no word, as it never met the others; its launcher waits for all ranks; and
-MPI waits for it within `MPI_Init`. But it was a process with the launcher's variables in its environment, and is none
-any more.
+Nothing else reports such a rank. It has left no note, as it never joined; its launcher waits for all ranks; and MPI
+waits for it within `MPI_Init`. But it was a process with the launcher's variables in its environment, and that process
+has ended.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _MOST_TURNS = 3
 
 
 class LocalRanks:
-    """The processes of a job on this host, as they stand in /proc.
+    """The processes of a job on this host, as /proc shows them.
 
     Args:
-        launched: this process and how many they are.
+        launched: the launcher's facts about this process.
         environment: of this process, as `os.environ`.
-        proc: where the system shows processes.
+        proc: the system's folder of processes.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LocalRanks:
         self._missing: list[int] = []
 
     def can_tell(self) -> bool:
-        """Return whether ranks of this host are seen: this one is, and whoever has started it."""
+        """Return whether /proc shows ranks of this host: this one and its parent at least."""
         if not self._name or self._launched.local_size < 2:
             return False
         own = self._local_rank(os.getpid())
@@ -66,7 +66,7 @@ class LocalRanks:
         return process > 0
 
     def gone(self) -> list[int]:
-        """Look, and return the local ranks that are not there, as in the look before."""
+        """Look, and return the local ranks that are missing in this look and the one before."""
         left = {rank for rank, process in self._found.items() if self._local_rank(process) != rank}
         self._found = {rank: process for rank, process in self._found.items() if rank not in left}
         if len(self._found) < self._launched.local_size:
@@ -80,14 +80,14 @@ class LocalRanks:
         return missing if missing and self._looks >= _LOOKS else []
 
     def before(self) -> int:
-        """Return how many ranks of the host that are there come before this one."""
+        """Return the number of present ranks of the host with a lower number than this one."""
         return sum(rank < self._launched.local_rank for rank in self._found)
 
     def _processes(self) -> Iterator[int]:
         return (int(entry.name) for entry in self._proc.iterdir() if entry.name.isdigit())
 
     def _local_rank(self, process: int) -> int | None:
-        """Return which of the job's ranks of this host a process is; None if it is none, or has ended."""
+        """Return the local rank of a process; None if it is no rank of the job, or has ended."""
         try:
             variables = set((self._proc / str(process) / "environ").read_bytes().split(b"\0"))
         except OSError:
@@ -105,7 +105,7 @@ class LocalRanks:
 
 @contextlib.contextmanager
 def watching(launched: Launched) -> Iterator[None]:
-    """End this process, with a line, where a rank of its host has ended while this one joins the job."""
+    """End this process with a line if a rank of its host ends while this one joins the job."""
     ranks = LocalRanks(launched, os.environ)
     joined = threading.Event()
     if launched.local_size > 1:

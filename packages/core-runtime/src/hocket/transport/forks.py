@@ -1,4 +1,4 @@
-"""Processes that a rank forks: they are no ranks, and leave alone what is their parent's."""
+"""Processes that a rank forks: they are no ranks, and must not use their parent's transport."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _fork = False
 
 
 def note_rank() -> None:
-    """Note that this process is one of a job's ranks, of which those that it forks are none."""
+    """Note that this process is a rank of a job; processes that it forks are not."""
     global _rank
     _rank = True
 
@@ -25,7 +25,7 @@ def is_fork() -> bool:
 
 
 def check_no_fork() -> None:
-    """Raise TransportError in a forked process: what it sent would be its parent's."""
+    """Raise TransportError in a forked process, whose messages would be taken for its parent's."""
     if _fork:
         raise TransportError(
             f"process {os.getpid()} was forked by a rank of a job and is none: exchange in the rank only, or "

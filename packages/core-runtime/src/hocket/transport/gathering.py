@@ -1,4 +1,4 @@
-"""Gathering: of control messages over a peer, and the checks and results that every lane's `iallgather` shares."""
+"""Gathering of control messages over a peer, and checks and results shared by every lane's `iallgather`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class Ranks(Protocol):
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """Return this rank."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Return the number of ranks."""
 
     def allgather_bytes(
         self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
     ) -> list[bytes]:
-        """See `Peer.allgather_bytes`."""
+        """Gather bytes; see `Peer.allgather_bytes`."""
 
 
 def gather(peer: Ranks, value: Any, timeout_s: float | None = None, what: str = "allgather") -> list[Any]:
     """Return every rank's `value`, which JSON can hold, by rank; collective, as `Peer.allgather_bytes`.
 
     Raises:
-        HocketError: JSON cannot hold it.
+        HocketError: JSON cannot hold the value.
     """
     try:
         data = json.dumps(value).encode()
@@ -44,8 +44,8 @@ def gather(peer: Ranks, value: Any, timeout_s: float | None = None, what: str = 
             f"rank {peer.rank}: {what} takes what JSON can hold (numbers, texts, lists, mappings of texts), and "
             f"got a {type(value).__name__}: {error}. Give a tensor as tensor.tolist(), one number as tensor.item()"
         ) from None
-    told = peer.allgather_bytes(data, timeout_s, what)
-    return [json.loads(data) for data in told]
+    gathered_bytes = peer.allgather_bytes(data, timeout_s, what)
+    return [json.loads(data) for data in gathered_bytes]
 
 
 def check_gathering(where: str, send: Array, receive: Array, size: int) -> None:
@@ -58,7 +58,7 @@ def check_gathering(where: str, send: Array, receive: Array, size: int) -> None:
         size: ranks of the lane.
 
     Raises:
-        TransportError: they are something else; says what, and what they should be.
+        TransportError: they cannot be gathered; says what they are, and should be.
     """
     for name, array, num_dimensions in (("send", send, 1), ("receive", receive, 2)):
         if array.dtype != np.uint8 or array.ndim != num_dimensions or not array.flags.c_contiguous:

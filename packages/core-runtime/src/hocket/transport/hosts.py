@@ -1,4 +1,4 @@
-"""Hosts and how many ranks each gets, as users write them: `a:8,b:8`, `4x8`, or the name of a hostfile."""
+"""Hosts with their numbers of ranks, as users write them: `a:8,b:8`, `4x8`, or the name of a hostfile."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MOST_RANKS = 1 << 16
 
 @dataclass(frozen=True)
 class Host:
-    """A host, and how many ranks run on it.
+    """A host, with the number of ranks that run on it.
 
     Attributes:
-        name: as other hosts call it; empty where only numbers were given.
-        ranks: how many.
+        name: its name for other hosts; empty where only numbers were given.
+        ranks: number of ranks.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Host:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Return the hosts that a text names, each with its places for ranks: 1 where it does not say.
+    """Return the hosts that a text names, each with its places for ranks, by default 1.
 
     Args:
         text: `a:8,b:8`; `4x8`; or the name of a hostfile, as Open MPI's (`a slots=8`) or MPICH's (`a:8`) mpiexec
             reads it.
 
     Raises:
-        UserError: it is none of these; says where.
+        UserError: the text has no such form; says where.
     """
     if (grid := _GRID.fullmatch(text)) is not None:
         _check_number(int(grid[1]) * int(grid[2]), f"hosts {text!r}")
@@ -77,10 +77,10 @@ def _check_number(ranks: int, where: str) -> None:
 
 
 def share_out(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
-    """Return the hosts with as many ranks as are started: one host is filled after the other; None fills all.
+    """Return the hosts with the ranks to start: one host is filled after the other; None fills all.
 
     Raises:
-        UserError: there are not so many places.
+        UserError: the hosts have fewer places.
     """
     places = sum(host.ranks for host in hosts)
     left = places if ranks is None else ranks
@@ -98,7 +98,7 @@ def share_out(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
 
 
 def are_here(hosts: Sequence[Host]) -> bool:
-    """Return whether all ranks are to run on this host, as those of a host without a name are."""
+    """Return whether all ranks run on this host, as those of a host without a name do."""
     own = socket.gethostname()
     here = {"", "localhost", "127.0.0.1", "::1", "[::1]", own, own.partition(".")[0]}
     return all(host.name in here for host in hosts)

@@ -1,4 +1,4 @@
-"""A job's folder for what must not outlive it: removed when it ends, or by the next job if the maker was killed."""
+"""A job's folder for its temporary files: removed at its end, or by the next job if its maker was killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @contextlib.contextmanager
 def job_folder(base: Path) -> Iterator[Path]:
-    """Make a folder in `base`, and remove it in the end; first remove those there whose makers have died."""
+    """Make a folder in `base`, and remove it at the end; first remove those of dead makers."""
     _sweep(base)
     folder, lock = _make(base)
     try:

@@ -1,4 +1,4 @@
-"""What ranks and who started them tell each other by files in a folder of the job: process numbers and endings."""
+"""Notes between ranks and their launcher, as files in a folder of the job: process numbers and endings."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ _HOST = "host"
 
 
 def note_host(folder: Path) -> None:
-    """Leave this host's name: ranks of others, which may have the same folder, leave nothing there."""
+    """Note this host's name, as ranks of other hosts, which may have the same folder, leave no notes there."""
     (folder / _HOST).write_text(socket.gethostname())
 
 
 def note_pid(rank: int) -> None:
-    """Leave this process's number where `launch` finds it."""
+    """Note this process's number for `launch`."""
     _leave(str(os.getpid()), str(rank))
 
 
 def note_leaving() -> None:
-    """Leave word for `launch` that this process has come to its end as the other ranks have."""
+    """Note for `launch` that this process has reached its end together with the other ranks."""
     _leave(f"{_LEFT}{os.getpid()}", "")
 
 
 def note_ending(code: int) -> None:
-    """Leave word for `launch` that this process is about to end the job, with this exit status."""
+    """Note for `launch` that this process is about to end the job with this exit status."""
     folder = os.environ.get(PID_FOLDER_VARIABLE)
     if folder:
         # The first one's counts. On another host the folder may not be there.
@@ -58,13 +58,13 @@ def note_ending(code: int) -> None:
 
 
 def note_terminating(folder: Path) -> None:
-    """Leave word for this host's ranks that SIGTERM is the launcher's from now on: they end at once."""
+    """Note for this host's ranks that SIGTERM comes from the launcher from now on: they end at once."""
     with contextlib.suppress(OSError):
         (folder / _TERMINATING).touch()
 
 
 def is_terminated() -> bool:
-    """Return whether this process's job is being ended: no time is left to save."""
+    """Return whether this process's job is being ended, without time to save."""
     folder = os.environ.get(PID_FOLDER_VARIABLE, "")
     return folder != "" and any((Path(folder) / name).exists() for name in (_TERMINATING, _ENDING))
 
@@ -82,12 +82,12 @@ def _is_elsewhere(folder: Path) -> bool:
 
 
 def has_noted_ending(folder: Path) -> bool:
-    """Return whether a rank has left word that it ends the job."""
+    """Return whether a rank has noted that it ends the job."""
     return (folder / _ENDING).exists()
 
 
 def noted_status(folder: Path) -> int:
-    """Return the exit status with which a rank has ended the job, 0 if none has."""
+    """Return the exit status that a rank has noted for the job, 0 if none has."""
     try:
         return int((folder / _ENDING).read_text())
     except (OSError, ValueError):
@@ -100,7 +100,7 @@ def noted_pids(folder: Path) -> list[int]:
 
 
 def some_have_died(folder: Path) -> bool:
-    """Return whether a rank on this host has ended before its script's end, or its launcher has taken no notice."""
+    """Return whether a rank on this host has ended early without its launcher noticing."""
     return any(
         _is_unreaped(process)
         or not (Path(f"/proc/{process}").exists() or (folder / f"{_LEFT}{process}").exists())
@@ -116,7 +116,7 @@ def _is_unreaped(process: int) -> bool:
 
 
 def ask_ranks(folder: Path, ranks: int) -> bool:
-    """Pass a request to end on to this host's ranks; return False where they have not all begun."""
+    """Pass a request to end on to this host's ranks; return False if not all have begun."""
     processes = noted_pids(folder)
     if len(processes) < ranks:
         return False
@@ -127,7 +127,7 @@ def ask_ranks(folder: Path, ranks: int) -> bool:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Return the processes of this host that were started with this folder for their numbers."""
+    """Return the processes of this host that were started with this folder for their notes."""
     mark = f"{PID_FOLDER_VARIABLE}={folder}".encode()
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):

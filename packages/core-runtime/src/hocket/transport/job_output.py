@@ -1,4 +1,4 @@
-"""A job's output, without the launchers' own paragraphs about failed ranks, and what these say."""
+"""A job's output without the launchers' own paragraphs about failed ranks, which become a report."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ _MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+) = EXIT CODE: (\d+)")
 _ABORTED = re.compile(r'MPI_ABORT was invoked|calling "abort"')
 # Open MPI warns so of every part that is not its own test of fault tolerance, such as shared windows; ours only end.
 _UNTESTED = re.compile(r"is not tested for post-failure operation")
-# What Open MPI's launcher says of its processes where it is asked to, a line each.
+# Lines of Open MPI's launcher about its processes, where it is asked for them.
 _LOG = re.compile(r"\[(\S+):\d+\] (?:\[prte\S*|mca: base:)")
 _SIGNALLED = re.compile(r"child process \[\S+,(\d+)\] terminated with signal (.+)")
 _EXITED = re.compile(r"proc \[\S+,(\d+)\] exited with non-zero status (\d+)")
 _CALLED_ABORT = re.compile(r"proc \[\S+,\d+\] called abort with exit code (\d+)")
-# What a rank says that has noticed that another one is dead.
+# The line of a rank that has noticed another one's death.
 _NOTICED = re.compile(r"hocket: (at step \d+, .*: ranks? .* ha(?:s|ve) died); all ranks end")
 
 
 @dataclass
 class Report:
-    """Why a job ended, where a rank died without a word of its own.
+    """The cause of a job's end, where a rank died without a message of its own.
 
     Attributes:
         folder: holds a file for each rank that has joined, named by its process number, with the rank.
-        ranks: how many the job has on this host.
-        cause: a sentence; empty where no rank died so.
-        told: whether a rank has given a reason of its own.
-        noticed: what another rank said of a dead one; empty where none did.
+        ranks: number of the job's ranks on this host.
+        cause: a sentence; empty if no rank died so.
+        has_reason: whether a rank has given a reason of its own.
+        noticed: another rank's sentence about a dead one; empty if there is none.
         wants_process_group: whether a rank has looked for torch.distributed's process group in vain.
-        saved: whether the ranks, asked to end, have told what became of it.
+        saved: whether the ranks, asked to end, have reported the outcome.
         status: the exit status, where a launcher's own may hide it; 0 where not known.
         end: ends the job, where its launcher leaves the others waiting for a rank that has ended.
     """
@@ -68,7 +68,7 @@ class Report:
     folder: Path
     ranks: int
     cause: str = ""
-    told: bool = False
+    has_reason: bool = False
     noticed: str = ""
     wants_process_group: bool = False
     saved: bool = False
@@ -78,16 +78,16 @@ class Report:
 
     @property
     def message(self) -> str:
-        """Why the job ended, in a sentence; empty where a rank has told, or nobody knows."""
+        """Return a sentence on why the job ended; empty where a rank has said it, or the cause is unknown."""
         return "; ".join(filter(None, [self.noticed, self.cause or (self.noticed and "all ranks end")]))
 
-    def hear(self, line: str) -> None:
-        """Take in a line that Open MPI's launcher has logged."""
+    def read_log(self, line: str) -> None:
+        """Read a line from the log of Open MPI's launcher."""
         log = _LOG.match(line)
         if log is None or self._aborted:
             return
         if aborted := _CALLED_ABORT.search(line):
-            self._aborted = True  # what the other ranks die of is its doing
+            self._aborted = True  # it causes the other ranks' deaths
             self.status = self.status or int(aborted[1])
         elif signalled := _SIGNALLED.search(line):
             by = [number for number in range(1, signal.NSIG) if signal.strsignal(number) == signalled[2]]
@@ -96,25 +96,25 @@ class Report:
             self.rank_left(int(exited[1]), int(exited[2]))
 
     def rank_was_killed(self, rank: int, host: str, number: int) -> None:
-        """Take in that a signal, 0 for an unknown one, has killed a rank; the others end by themselves if they know."""
+        """Note that a signal, 0 for an unknown one, has killed a rank; ranks that know it end themselves."""
         self._killed(f"rank {rank}", host, number)
         if self.num_joined < self.ranks:
-            self.end()  # those that start would wait for it for ever: nobody tells them within MPI_Init
+            self.end()  # ranks that start would wait for it forever within MPI_Init
 
     def rank_left(self, rank: int, code: int) -> None:
-        """Take in that a rank has ended with another exit status than 0, and end the others."""
+        """Note that a rank has ended with another exit status than 0, and end the others."""
         self.status = self.status or code
-        if not has_noted_ending(self.folder):  # it, or the one that it follows, has told why
+        if not has_noted_ending(self.folder):  # it, or the rank that it follows, has reported the cause
             self._left(rank, code)
         self.end()
 
     @property
     def num_joined(self) -> int:
-        """How many ranks of this host have joined the job."""
+        """Return the number of this host's ranks that have joined the job."""
         return len([*self.folder.glob("[0-9]*")])
 
     def read(self, paragraph: str) -> bool:
-        """Take in a paragraph; return whether it is a launcher's and says nothing more to a reader."""
+        """Read a paragraph; return whether it is a launcher's, to be left out."""
         text = " ".join(paragraph.split())
         if killed := _KILLED.search(text):
             self._killed(f"rank {killed[1]}", killed[2], int(killed[3]))
@@ -126,7 +126,9 @@ class Report:
             who = f"rank {file.read_text()}" if file.exists() else f"process {process}"
             if code == signal.SIGKILL:
                 # The proxy kills all ranks when one is gone, and may report one of these.
-                self._tell(f"a rank on {host} was killed by SIGKILL or ended without a word, possibly {who}")
+                self._set_cause(
+                    f"a rank on {host} was killed by SIGKILL or ended without a message, possibly {who}"
+                )
             elif code in set(signal.Signals):
                 self._killed(who, host, code)
         else:
@@ -135,15 +137,15 @@ class Report:
 
     def _left(self, rank: int, code: int) -> None:
         self.status = self.status or code
-        self._tell(f"rank {rank} ended with exit code {code}")
+        self._set_cause(f"rank {rank} ended with exit code {code}")
 
     def _killed(self, who: str, host: str, number: int) -> None:
         self.status = self.status or 128 + number
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number or '?'}"
         hint = " (out of memory? the kernel's log would tell)" if number == signal.SIGKILL else ""
-        self._tell(f"{who} on {host} was killed by {name}{hint}")
+        self._set_cause(f"{who} on {host} was killed by {name}{hint}")
 
-    def _tell(self, cause: str) -> None:
+    def _set_cause(self, cause: str) -> None:
         self.cause = self.cause or f"{cause}; all ranks were ended"
 
 
@@ -151,10 +153,10 @@ class JobOutput:
     """One of a job's two streams, filtered.
 
     Args:
-        report: takes what launchers say about failed ranks.
+        report: takes the launchers' lines about failed ranks.
         rule: the character of the lines around a launcher's paragraph: `-` for Open MPI, on standard error, `=`
             for MPICH, on standard output.
-        write: takes all else, as soon as it comes: a line that is not ended yet may be a progress bar.
+        write: takes all other output at once, unfinished lines too, as they may be progress bars.
     """
 
     def __init__(self, report: Report, rule: str, write: Callable[[str], object]) -> None:
@@ -175,7 +177,7 @@ class JobOutput:
         self.close()
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Handle the next bytes."""
         *lines, self._pending = (self._pending + self._decode(data)).split("\n")
         for line in lines:
             self._take(f"{line}\n")
@@ -188,7 +190,7 @@ class JobOutput:
             self._pending = ""
 
     def close(self) -> None:
-        """Give out what has been kept back."""
+        """Write the output that was kept back."""
         self._write("".join(self._paragraph) + self._pending.strip("\0"))
         self._paragraph, self._pending = [], ""
 
@@ -199,10 +201,10 @@ class JobOutput:
             self._report.noticed = noticed[1]
             return
         self._report.saved |= bare.startswith("hocket: asked to end: ")
-        self._report.told |= bare.startswith((_OURS, "Traceback ")) and not bare.startswith(_WARNING)
+        self._report.has_reason |= bare.startswith((_OURS, "Traceback ")) and not bare.startswith(_WARNING)
         self._report.wants_process_group |= bool(_PROCESS_GROUP.search(bare))
         if _LOG.match(bare):
-            self._report.hear(bare)
+            self._report.read_log(bare)
         elif self._in_line:
             self._in_line = False
             self._write(line)

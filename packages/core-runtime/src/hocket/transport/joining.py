@@ -1,4 +1,4 @@
-"""Find the world that this process was started in."""
+"""The joining of a job: it finds the world that this process was started in."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _place: Any = None
 
 
 def launched() -> Launched | None:
-    """Return what the launcher of this process says; None outside one.
+    """Return the launcher's facts about this process; None outside one.
 
     Raises:
         UserError: the launcher's variables hold no numbers, or do not belong together.
@@ -36,7 +36,7 @@ def launched() -> Launched | None:
 
 
 def launched_rank() -> int:
-    """Return which rank the launcher has made this process, known before ranks meet; 0 where it does not say."""
+    """Return this process's rank by its launcher, before ranks join; 0 if it gives none."""
     try:
         found = launched()
     except UserError:
@@ -45,14 +45,14 @@ def launched_rank() -> int:
 
 
 def chosen_transport(found: Launched, asked: str | None = None) -> str:
-    """Return what ranks that a launcher has started meet over: MPI where it is installed, and they can.
+    """Return the transport of ranks that a launcher has started: MPI if it is installed and possible.
 
     Args:
-        found: what the launcher says.
+        found: the launcher's facts.
         asked: the transport that the user wants; None for the best.
 
     Raises:
-        UserError: they cannot meet over what was asked for.
+        UserError: they cannot use the transport that was asked for.
     """
     can = found.transports
     if asked is not None and asked not in can:
@@ -65,7 +65,7 @@ def chosen_transport(found: Launched, asked: str | None = None) -> str:
 
 @cache
 def _warn_of_strangers() -> None:
-    """Say once where a launcher that is not known may have started other processes like this one."""
+    """Warn once if an unknown launcher may have started other processes like this one."""
     found = looks_launched(os.environ)
     if found:
         _log.warning(
@@ -76,7 +76,7 @@ def _warn_of_strangers() -> None:
 
 
 def has_joined() -> bool:
-    """Return whether this process is one of a job's ranks, all of which an error ends that nobody catches."""
+    """Return whether this process is a rank of a job, which an uncaught error ends as a whole."""
     return _joined is not None
 
 
@@ -108,14 +108,14 @@ def join(transport: str | None = None) -> Peer:
         chosen = chosen_transport(found, transport)
         allow_files(found.size)
         with watching(found):
-            _joined = _meet(found, chosen)
+            _joined = _join(found, chosen)
         _place = _place_of(found, _joined)
         note_pid(_joined.rank)
     return _joined
 
 
 def _place_of(found: Launched, peer: Peer) -> tuple[object, ...]:
-    """Return which rank of which job a process is told to be."""
+    """Return the rank and the job of this process, by its launcher's variables."""
     there = found.rendezvous
     # Over MPI a script may name a place of its own, for a process group of torch's.
     meeting = (there.host, there.port, there.prefix) if there and peer.transport == "torch" else ()
@@ -126,23 +126,23 @@ def _refuse_another(peer: Peer) -> None:
     """Refuse variables of another job than the one that this process has joined.
 
     Raises:
-        UserError: they are; says what both are.
+        UserError: they are of another job; names both.
     """
     found = launched()
     now = _place if found is None else _place_of(found, peer)
     if now != _place:
         raise UserError(
-            f"this process has joined a job as rank {_told(_place)}, and its variables now say rank {_told(now)}: a "
-            "process is a rank of one job: start another one for the other job"
+            f"this process has joined a job as rank {_describe(_place)}, and its variables now say rank "
+            f"{_describe(now)}: a process is a rank of one job: start another one for the other job"
         )
 
 
-def _told(place: Any) -> str:
+def _describe(place: Any) -> str:
     rank, size, *meeting = place
     return f"{rank} of {size}" + (f" at {meeting[0]} port {meeting[1]}" if meeting else "")
 
 
-def _meet(found: Launched, transport: str) -> Peer:
+def _join(found: Launched, transport: str) -> Peer:
     if transport == "mpi":
         return _meet_over_mpi(found)
     from hocket.transport import tcp

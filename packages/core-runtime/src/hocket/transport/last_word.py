@@ -1,4 +1,4 @@
-"""What a rank says that ends before it has joined the others, as by a recipe's name that there is not: one line."""
+"""The last line of a rank that ends before it has joined the others, as for an unknown recipe."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from hocket.transport.joining import launched, launched_rank
 
 __all__ = ["say_why"]
 
-# Of several ranks that all meet one mistake the first says it; with its exit a launcher ends the others.
+# Of several ranks with one mistake the first reports it; with its exit a launcher ends the others.
 _FIRST_SPEAKS_S = 2.0
 
 
 def say_why(error: HocketError) -> None:
-    """End a process that a launcher has started; the status is 2 where the message lets its reader mend it, else 1.
+    """Print an error and end a launched process, with status 2 for a user's mistake, else 1.
 
     Raises:
-        SystemExit: elsewhere nothing is said.
+        SystemExit: this process is a launched rank; other processes print nothing.
     """
     if not _is_rank():
         return
     rank = launched_rank()
     if rank > 0:
         time.sleep(_FIRST_SPEAKS_S)
-    told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    print(f"hocket: rank {rank}: {told}", file=sys.stderr, flush=True)
+    message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    print(f"hocket: rank {rank}: {message}", file=sys.stderr, flush=True)
     raise SystemExit(2 if isinstance(error, UserError) else 1)
 
 

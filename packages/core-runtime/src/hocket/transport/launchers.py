@@ -1,4 +1,4 @@
-"""Which launcher has started this process, and where its ranks can meet: read from environment variables, purely."""
+"""The launcher of this process, and the rendezvous of its ranks, read from environment variables; pure functions."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ Environment = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher tells one of the ranks that it has started.
+    """The facts that a launcher gives one of its ranks.
 
     Attributes:
         launcher: its name, for messages.
-        rank: this process.
-        size: how many ranks it has started.
-        local_rank: this process among those of its host.
-        local_size: how many of them this host has; 1 where the launcher does not say.
-        transports: over which its ranks can meet, the best first: `mpi`, `torch`.
-        rendezvous: where they meet over `torch`; None where they cannot.
-        restarts: how often the launcher has started the job again.
+        rank: this process's number.
+        size: number of ranks that it has started.
+        local_rank: this process's number on its host.
+        local_size: number of ranks on this host; 1 where the launcher does not say.
+        transports: the possible transports of its ranks, the best first: `mpi`, `torch`.
+        rendezvous: the ranks' store over `torch`; None where they have none.
+        restarts: number of times that the launcher has restarted the job.
     """
 
     launcher: str
@@ -53,16 +53,16 @@ class Launched:
 
 
 def find_launched(environment: Environment) -> Launched | None:
-    """Return what the innermost launcher says; None outside one, and where it has started one rank.
+    """Return the innermost launcher's facts; None outside one, and if it has started one rank.
 
-    One rank is what a shell within a job has, or what somebody has left in the environment. So it hides no launcher,
-    but for torchrun, which leaves nothing behind.
+    A shell within a job has one rank, and so have variables left in the environment. So one rank hides no outer
+    launcher; but torchrun's does, as torchrun leaves no variables behind.
 
     Args:
         environment: as `os.environ`.
 
     Raises:
-        UserError: a variable does not hold a number, or one that belongs to another is missing; names it.
+        UserError: a variable holds no number, or one of a set is missing; names it.
     """
     for find in (_torchrun, _open_mpi, _mpich, _by_hand, _srun):
         found = find(environment)
@@ -75,16 +75,16 @@ def find_launched(environment: Environment) -> Launched | None:
 
 
 def _check(found: Launched) -> None:
-    """Refuse numbers that cannot belong together.
+    """Refuse numbers that contradict each other.
 
     Raises:
-        UserError: they cannot; names them.
+        UserError: they contradict each other; names them.
     """
     if found.rank >= found.size:
         raise UserError(
             f"rank {found.rank} of {found.size} in the environment: ranks are 0 to {found.size - 1}"
         )
-    # Who says nothing of the host's ranks has one for their number.
+    # A launcher that does not give the host's number of ranks has 1 for it.
     if found.local_size < 1 or (found.local_size > 1 and found.local_rank >= found.local_size):
         raise UserError(
             f"{found.launcher}: local rank {found.local_rank} of {found.local_size} in the environment: a host has one "
@@ -93,7 +93,7 @@ def _check(found: Launched) -> None:
 
 
 def looks_launched(environment: Environment) -> list[str]:
-    """Return the variables, with their values, by which a process looks like one of several ranks, if it does."""
+    """Return the variables, with values, that suggest that a process is one of several ranks."""
     numbers = {name: int(value) for name, value in environment.items() if _NUMBER.fullmatch(value)}
     ranks = {name: rank for name, rank in numbers.items() if re.fullmatch(r"(.+_)?RANK(ID)?", name)}
     found = {name for name, rank in ranks.items() if rank > 0}
@@ -143,7 +143,7 @@ def _mpich(environment: Environment) -> Launched | None:
 
 
 def _by_hand(environment: Environment) -> Launched | None:
-    """Take in torch's env://, as Lightning, accelerate, Kubeflow and `hocket launch` have it, too."""
+    """Read torch's env:// variables, which Lightning, accelerate, Kubeflow and `hocket launch` set, too."""
     if _number(environment, "WORLD_SIZE") < 2 or "RANK" not in environment:
         return None
     return _by_torch(environment, "whoever set RANK and WORLD_SIZE", "hocket")
@@ -177,8 +177,8 @@ def _by_torch(environment: Environment, launcher: str, prefix: str, restarts: in
     meeting = _chosen_meeting(environment)
     if meeting is None:
         raise UserError(
-            f"{launcher} started {size} ranks, but MASTER_ADDR and MASTER_PORT do not say where they meet: set both, "
-            "or unset RANK and WORLD_SIZE where this is no rank"
+            f"{launcher} started {size} ranks, but MASTER_ADDR and MASTER_PORT do not both name their rendezvous: set "
+            "both, or unset RANK and WORLD_SIZE where this is no rank"
         )
     return Launched(
         launcher,
@@ -193,7 +193,7 @@ def _by_torch(environment: Environment, launcher: str, prefix: str, restarts: in
 
 
 def _by_mpi(environment: Environment, launched: Launched) -> Launched:
-    """Add where the ranks of an mpiexec can meet without MPI, if somebody has said where."""
+    """Add a rendezvous without MPI to the ranks of an mpiexec, if variables name one."""
     meeting = _chosen_meeting(environment)
     if meeting is None:
         return launched
@@ -239,7 +239,7 @@ def _chosen_meeting(environment: Environment) -> tuple[str, int] | None:
 
 
 def _slurms_meeting(environment: Environment) -> tuple[str, int]:
-    """Return the step's first host, and a port that other steps hardly have."""
+    """Return the step's first host, and a port that other steps are unlikely to have."""
     ports = _ports(environment) or _SLURM_PORTS
     job, step = (_number(environment, name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return _first_host(environment.get("SLURM_STEP_NODELIST", "")), ports[(job + step) % len(ports)]
@@ -254,7 +254,7 @@ def _first_host(nodes: str) -> str:
 
 
 def _tasks_of_node(text: str, node: int) -> int:
-    """Return how many ranks a host has, from Slurm's way to write all, such as `4(x2),3`; 1 where it does not say."""
+    """Return a host's number of ranks from Slurm's list of all, such as `4(x2),3`; 1 if missing."""
     for count, times in re.findall(r"(\d{1,9})(?:\(x(\d{1,9})\))?", text):
         node -= int(times or 1)
         if node < 0:

@@ -1,4 +1,4 @@
-"""Start ranks, and say in one line why they ended."""
+"""The start of ranks, and one line on why they ended."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _ASKING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _ASKED_STATUS = 128 + signal.SIGTERM
 # Ranks give up after 25 s by themselves, and Kubernetes kills after 30.
 _SAVING_TIMEOUT_S = 27.0
-# Seconds that ranks may take to end by themselves after one has died: they are told at once, and then agree on who says
+# Seconds that ranks may take to end by themselves after one has died: they learn it at once, and agree on one to say
 # so. Open MPI's launcher has been seen to wait for ever (5.0.11, once in hundreds of jobs killed).
 _OUTLIVING_TIMEOUT_S = 20.0
 # Seconds that a rank may take to end by itself after SIGTERM.
@@ -63,7 +63,7 @@ _NO_PROCESS_GROUP = (
 
 
 class RunningJob(Protocol):
-    """Ranks that run, as a process is one for `subprocess`."""
+    """The running ranks of a job, with the interface of a `subprocess` process."""
 
     @property
     def stdout(self) -> IO[bytes] | None: ...
@@ -79,11 +79,11 @@ class RunningJob(Protocol):
 
 
 class Starter(Protocol):
-    """Who starts ranks: an mpiexec, or this process itself.
+    """A starter of ranks: an mpiexec, or this process itself.
 
     Attributes:
-        transport: what the ranks meet over.
-        hosts: where they run; none for this host.
+        transport: the ranks' transport.
+        hosts: the hosts that they run on; none for this host.
     """
 
     @property
@@ -97,11 +97,11 @@ class Starter(Protocol):
 
 
 def usable_mpiexec() -> Mpiexec | None:
-    """Return the mpiexec whose ranks can meet over MPI; None where mpi4py or an mpiexec is missing."""
+    """Return the mpiexec whose ranks can use MPI; None if mpi4py or an mpiexec is missing."""
     why = why_no_mpi4py()
     if why:
         _log.warning(
-            "mpi4py is installed and does not import (%s): ranks meet over transport torch; `hocket doctor` says more",
+            "mpi4py is installed but cannot be imported (%s): ranks use transport torch; `hocket doctor` says more",
             why,
         )
     if why is not None:
@@ -122,13 +122,13 @@ def launch(
 ) -> int:
     """Run `program` on `ranks` ranks and return the exit status.
 
-    What a launcher prints about a rank that failed is replaced by one line that names the rank. Ranks share the
+    A launcher's output about a failed rank is replaced by one line that names the rank. Ranks share the
     cores (OMP_NUM_THREADS), keep memory that they free for their next step, and ask for large pages, unless the
     environment says otherwise.
 
     Args:
-        starter: an `Mpiexec`, or `OwnRanks` for ranks that meet over transport `torch`.
-        ranks: how many.
+        starter: an `Mpiexec`, or `OwnRanks` for ranks over transport `torch`.
+        ranks: number of ranks.
         program: the command of one rank.
         folder: an existing folder for the ranks' process numbers and the launcher's own files.
         environment: variables to add.
@@ -167,23 +167,25 @@ def launch(
     status = report.status or noted_status(folder) or _as_shells_say(job.returncode)
     if report.message:
         print(f"hocket: {report.message}", file=sys.stderr)
-    elif status != 0 and not report.told:
+    elif status != 0 and not report.has_reason:
         elsewhere = [host.name for host in hosts if not are_here([host])]
         if elsewhere and report.num_joined == 0 and (here or status == _NOT_REACHED):
             print(
-                f"hocket: no rank has started (exit code {status}): the launcher says why, above. Each of "
-                f"{', '.join(elsewhere)} has to be reached without a password: `ssh {elsewhere[-1]} true`",
+                f"hocket: no rank has started (exit code {status}): see the launcher's message above. Each of "
+                f"{', '.join(elsewhere)} has to be reachable without a password: `ssh {elsewhere[-1]} true`",
                 file=sys.stderr,
             )
         else:
-            print(f"hocket: the ranks ended with exit code {status}, without a word", file=sys.stderr)
+            print(
+                f"hocket: the ranks ended with exit code {status}, without an error message", file=sys.stderr
+            )
     if status != 0 and report.wants_process_group:
         print(f"hocket: {_NO_PROCESS_GROUP}", file=sys.stderr)
     return status
 
 
 def _ask_all(job: RunningJob) -> bool:
-    """Have the launcher pass a request to end on to the ranks of all hosts."""
+    """Make the launcher pass a request to end on to the ranks of all hosts."""
     job.send_signal(signal.SIGUSR1)
     return True
 
@@ -197,13 +199,13 @@ def _writer(stream: TextIO) -> Callable[[str], None]:
 
 
 def _as_shells_say(status: int | None) -> int:
-    """Return a process's exit status, where `subprocess` gives the negative number of the signal that killed it."""
+    """Return a process's exit status as shells do, 128 + n for one killed by signal n."""
     status = status or 0
     return status if status >= 0 else 128 - status
 
 
 class _JobEnd:
-    """Ends a job through its launcher, and the launcher where it does not end.
+    """The end of a job through its launcher, which is killed if it does not end.
 
     Args:
         launcher: the process that started the ranks.
@@ -219,36 +221,36 @@ class _JobEnd:
         return self._kill_s < math.inf
 
     def terminate(self) -> None:
-        """Have the launcher end all ranks, now."""
+        """Make the launcher end all ranks, now."""
         self._kill_s = min(self._kill_s, time.monotonic() + _TERMINATION_TIMEOUT_S)
         note_terminating(self._folder)
         self.launcher.terminate()
 
     def terminate_after(self, seconds: float) -> None:
-        """Leave the ranks so long to end by themselves, from the first call on."""
+        """Give the ranks `seconds` to end by themselves, from the first call on."""
         self._terminate_s = min(self._terminate_s, time.monotonic() + seconds)
 
     def look(self) -> None:
-        """Do what is due."""
+        """End ranks or launcher if their time is over."""
         now_s = time.monotonic()
         if now_s > self._kill_s:
-            told = f"mpiexec did not end the job within {_TERMINATION_TIMEOUT_S:.0f} s, and was killed"
-            print(f"hocket: {told}", file=sys.stderr)
+            text = f"mpiexec did not end the job within {_TERMINATION_TIMEOUT_S:.0f} s, and was killed"
+            print(f"hocket: {text}", file=sys.stderr)
             self.launcher.kill()
         elif now_s > self._terminate_s:
             self.terminate()
 
 
 def _wait(job: _JobEnd, report: Report, pass_on: Callable[[], bool]) -> signal.Signals | None:
-    """Wait for the job's end; return the signal that came meanwhile, if any.
+    """Wait for the job's end; return the signal that arrived meanwhile, if any.
 
     End the job on Ctrl-C or a closed terminal. On SIGTERM or SIGUSR1 ask the ranks to end, and end the job where they
-    do not. End it too where a rank has left word that it ends the job, and where one has died and the others stay.
+    do not. End it too if a rank has noted that it ends the job, and if one has died and the others stay.
 
     Args:
-        job: to wait for.
-        report: what has become of the ranks.
-        pass_on: passes a request to end on to them, or returns False where it cannot.
+        job: the job to wait for.
+        report: on the ranks' ends.
+        pass_on: passes a request to end on to them, or returns False if it cannot.
     """
     received: list[signal.Signals] = []
 
@@ -287,7 +289,7 @@ def _wait(job: _JobEnd, report: Report, pass_on: Callable[[], bool]) -> signal.S
 
 
 def _end_stragglers(folder: Path) -> None:
-    """End what is left of a job whose launcher has ended: Open MPI's may leave before its ranks have."""
+    """End the rest of a job whose launcher has ended: Open MPI's may end before its ranks."""
     deadline_s = time.monotonic() + _STRAGGLING_TIMEOUT_S
     note_terminating(folder)
     while left := processes_of(folder):

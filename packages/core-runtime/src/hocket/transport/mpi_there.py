@@ -1,4 +1,4 @@
-"""Whether mpi4py is there to be used, found out without a start of MPI."""
+"""The check that mpi4py can be used, without starting MPI."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["why_no_mpi4py"]
 
 @cache
 def why_no_mpi4py() -> str | None:
-    """Return why ranks cannot meet by mpi4py: empty where it is not installed; None where nothing is in the way.
+    """Return why mpi4py cannot be used: empty if it is not installed; None if it can be.
 
     Its package alone is imported: MPI would start with `mpi4py.MPI`.
     """

@@ -1,4 +1,4 @@
-"""The installed mpiexec: whose it is, and how it is called."""
+"""The installed mpiexec: its vendor and its command line."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _FORWARDED = {*ALLOCATOR, "OMP_NUM_THREADS", "PYTHONPATH"}
 
 @dataclass(frozen=True)
 class Mpiexec:
-    """An mpiexec and whose it is.
+    """An mpiexec with its vendor.
 
     Attributes:
         path: the program.
         vendor: `openmpi` or `mpich`.
         version: its own first line.
-        hosts: where its ranks run, and how many on each; this host where there are none.
+        hosts: the hosts of its ranks, with their numbers; none for this host.
         arguments: more of its options, as the user gives them.
     """
 
@@ -51,8 +51,8 @@ class Mpiexec:
     arguments: tuple[str, ...] = ()
 
     @property
-    def tells_of_deaths(self) -> bool:
-        """Whether it can leave the other ranks alive when one has died, and have them told: Open MPI 5's ULFM."""
+    def notifies_of_deaths(self) -> bool:
+        """Tell whether it can leave the other ranks alive and notify them when one has died: Open MPI 5's ULFM."""
         version = re.search(r"(\d+)\.\d+", self.version)
         return self.vendor == "openmpi" and version is not None and int(version[1]) >= _FIRST_WITH_ULFM
 
@@ -65,16 +65,16 @@ class Mpiexec:
         outliving: bool = False,
         forwarded: Iterable[str] = (),
     ) -> list[str]:
-        """Return the command that starts `ranks` ranks of `program`, also more than there are cores.
+        """Return the command that starts `ranks` ranks of `program`, even more than there are cores.
 
         Args:
             ranks: how many.
             program: the command of one rank.
-            folder: for the launcher's own files, where it has any; its default is the system's temporary folder.
-                Open MPI's names them by its process number alone, leaves them there when it is killed, and does not
-                start where it finds some ("listener thread failed to start"): numbers come again.
-            outliving: when a rank has died leave the others alive, if it can have them told. It then says more
-                than a reader wants, in lines that `JobOutput` keeps.
+            folder: for the launcher's own files, if it has any; its default is the system's temporary folder. Open MPI
+                names them by its process number alone, leaves them there when it is killed, and does not start if it
+                finds some ("listener thread failed to start"), as numbers are used again.
+            outliving: whether to leave the other ranks alive when one has died, if the launcher can notify them. It
+                then prints more than a reader wants, in lines that `JobOutput` removes.
             forwarded: variables that ranks of other hosts get, too.
         """
         if self.vendor == "openmpi":
@@ -84,7 +84,7 @@ class Mpiexec:
                 options.append("--allow-run-as-root")
             if folder is not None and _EVERYBODYS_FOLDER not in os.environ:
                 options += ["--prtemca", "prte_local_tmpdir_base", str(folder)]
-            if outliving and self.tells_of_deaths:
+            if outliving and self.notifies_of_deaths:
                 # Silent about what a rank died of, unless asked.
                 options += ["--with-ft", "ulfm", "--prtemca", "odls_base_verbose", "5"]
                 options += ["--prtemca", "errmgr_base_verbose", "5"]
@@ -135,15 +135,15 @@ def find_mpiexec() -> Mpiexec:
             f"no mpiexec found: {how_to_install('hocket-core', 'mpi')} brings one, or use --transport torch "
             "or virtual, which need none"
         )
-    told = subprocess.run(
+    version = subprocess.run(
         [path, "--version"], env={**os.environ, **home()}, capture_output=True, text=True, check=False
     )
-    text = (told.stdout + told.stderr).strip()
+    text = (version.stdout + version.stderr).strip()
     if "Open MPI" in text or "prterun" in text or "PRRTE" in text:
         return Mpiexec(path, "openmpi", text.splitlines()[0])
     if "HYDRA" in text:
         version = re.search(r"Version:\s*(\S+)", text)
         return Mpiexec(path, "mpich", f"MPICH {version.group(1) if version else ''}".strip())
     raise UserError(
-        f"{path} is neither Open MPI's nor MPICH's: {text.splitlines()[0] if text else 'it says nothing'}"
+        f"{path} is neither Open MPI's nor MPICH's: {text.splitlines()[0] if text else 'it printed nothing'}"
     )

@@ -23,12 +23,12 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True)
 class Cost:
-    """What an operation costs a rank, on average over ranks.
+    """The cost of an operation for a rank, on average over ranks.
 
     Attributes:
-        bytes: that it sends.
-        seconds: that it takes, on an otherwise idle network.
-        memory: bytes that it receives into, or keeps, besides its operands.
+        bytes: number of bytes sent.
+        seconds: time taken on an otherwise idle network.
+        memory: bytes of receive buffers and state besides its operands.
     """
 
     bytes: float = 0.0
@@ -41,12 +41,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class NetworkModel:
-    """A full-duplex link per host, joined by a switch that is never the bottleneck; virtual ranks have a host each.
+    """A network of full-duplex links, one per host, and a switch that is never the bottleneck.
+
+    Virtual ranks have a host each.
 
     Attributes:
         latency_s: from the moment a byte leaves the sender's link to its arrival, in seconds; at least 0.
         bandwidth_bits_per_s: of each host's link, in each direction, in bits a second; more than 0.
-        poll_s: what one call of `Request.done` costs its caller, in seconds; more than 0, so that a loop that
+        poll_s: cost of one call of `Request.done` for its caller, in seconds; more than 0, so that a loop that
             polls sees time pass.
 
     Raises:
@@ -66,11 +68,11 @@ class NetworkModel:
             raise ValueError(f"poll_s must be finite and positive, not {self.poll_s}")
 
     def link_seconds(self, nbytes: float) -> float:
-        """Return how long `nbytes` bytes occupy a link, in seconds."""
+        """Return the time that `nbytes` bytes occupy a link, in seconds."""
         return 8 * nbytes / self.bandwidth_bits_per_s
 
     def message_seconds(self, nbytes: float) -> float:
-        """Return how long a message of `nbytes` bytes takes between two idle links, in seconds."""
+        """Return the time of a message of `nbytes` bytes between two idle links, in seconds."""
         return self.latency_s + self.link_seconds(nbytes)
 
     def allreduce_seconds(self, nbytes: float, size: int) -> float:
@@ -105,7 +107,7 @@ class NetworkModel:
 
         Args:
             nbytes: the longest message's, in bytes.
-            size: how many ranks.
+            size: number of ranks.
         """
         return self.allgather_seconds(_LENGTH_BYTES, size) + self.allgather_seconds(nbytes, size)
 
@@ -121,7 +123,7 @@ class NetworkModel:
         return min(tree, scattered)
 
     def ring_cost(self, nbytes: float, size: int) -> Cost:
-        """Return the cost of an allreduce whose shares of the buffer go around a ring twice: summed up, then handed on.
+        """Return the cost of a ring allreduce: shares go around once to be summed, once to be handed on.
 
         2 (p - 1) messages of n / p bytes, which no algorithm undercuts.
         """
@@ -134,9 +136,9 @@ class NetworkModel:
     def recursive_doubling_cost(self, nbytes: float, size: int) -> Cost:
         """Return the cost of an allreduce in which ranks exchange in pairs, stage by stage.
 
-        The largest power of two c of ranks do, in log2 c stages; the other p - c hand their data to one before, and
-        get the sum from it. The next stage's message may come while the last one's is added: 2 n of memory. Where there
-        is one other, nobody waits for its data and for the sum in turn: one latency less.
+        The largest power of two c of ranks do, in log2 c stages; the other p - c hand their data to one of these
+        before, and get the sum from it. The next stage's message may arrive while the last one's is added: 2 n of
+        memory. With one other rank, no rank waits for its data and for the sum in turn: one latency less.
         """
         stages = size.bit_length() - 1
         core = 1 << stages
@@ -150,8 +152,8 @@ class NetworkModel:
     def rabenseifner_cost(self, nbytes: float, size: int) -> Cost:
         """Return the cost of an allreduce by recursive halving and doubling: a ring's bytes in 2 log2 c stages.
 
-        Among the largest power of two c of ranks; the other p - c hand their data to one before, and get the sum from
-        it. The next stage's message may come while the last one's is added: 2 n of memory.
+        It runs among the largest power of two c of ranks; the other p - c hand their data to one of these before, and
+        get the sum from it. The next stage's message may arrive while the last one's is added: 2 n of memory.
         """
         stages = size.bit_length() - 1
         core = 1 << stages
@@ -167,7 +169,7 @@ class NetworkModel:
         """Return the cost of an allreduce up a binomial tree and down again.
 
         Rank 0's link carries ceil(log2 p) messages each way, and floor(log2 p) hops are the most to any rank. The next
-        stage's message may come while the last one's is added: 2 n of memory.
+        stage's message may arrive while the last one's is added: 2 n of memory.
         """
         hops = size.bit_length() - 1
         return Cost(
@@ -177,7 +179,7 @@ class NetworkModel:
         )
 
     def star_cost(self, nbytes: float, size: int) -> Cost:
-        """Return the cost of an allreduce whose centre's link carries everybody's message, in and then out."""
+        """Return the cost of a star allreduce, whose centre's link carries every rank's message, in and then out."""
         return Cost(
             2 * (size - 1) / size * nbytes,
             2 * (self.latency_s + (size - 1) * self.link_seconds(nbytes)),

@@ -1,4 +1,4 @@
-"""Ranks of this host as processes of our own, which meet over transport `torch`: no mpiexec takes part."""
+"""Ranks of this host as child processes over transport `torch`, without an mpiexec."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENDING_TIMEOUT_S = 3.0
 
 
 class OwnRanks:
-    """Starts ranks with the variables that torchrun sets."""
+    """A starter of ranks with the variables that torchrun sets."""
 
     transport = "torch"
     hosts: Sequence[Host] = ()
@@ -36,21 +36,21 @@ class OwnRanks:
         """Start `ranks` ranks of `program`, with these environment variables.
 
         Args:
-            ranks: how many.
+            ranks: number of ranks.
             program: the command of one rank.
-            variables: all but those that differ between ranks.
-            report: takes what becomes of them.
+            variables: all except those that differ between ranks.
+            report: takes the ranks' ends.
         """
         return RankProcesses(ranks, program, variables, report)
 
 
 class RankProcesses:
-    """The processes of one job, as if they were one.
+    """The processes of one job, with the interface of one process.
 
     Attributes:
         stdout: None: the ranks write to this process's own.
-        stderr: what they write to theirs.
-        returncode: that of the first that failed, as `subprocess` has it, 0 if none has; None while one runs.
+        stderr: the ranks' error output.
+        returncode: of the first that failed, as in `subprocess`, 0 if none has; None while one runs.
     """
 
     stdout: None = None
@@ -86,7 +86,7 @@ class RankProcesses:
         """Wait until all have ended.
 
         Raises:
-            subprocess.TimeoutExpired: they have not.
+            subprocess.TimeoutExpired: some still run.
         """
         end_s = time.monotonic() + timeout_s
         while self._left:
@@ -105,7 +105,7 @@ class RankProcesses:
         self.returncode = self._failed
 
     def terminate(self) -> None:
-        """Ask all to end, and kill those that do not: also one that is stopped, or heeds no signal."""
+        """Ask all to end, and kill those that do not, also stopped ones and those that ignore signals."""
         if self._kill_s is None:
             self._kill_s = time.monotonic() + _ENDING_TIMEOUT_S
         for number in (signal.SIGTERM, signal.SIGCONT):
@@ -126,14 +126,14 @@ class RankProcesses:
                 process.send_signal(number)
 
     def _sleep(self, longest_s: float) -> None:
-        """Sleep until one has ended."""
+        """Sleep until one has ended, at most `longest_s` seconds."""
         poll = select.poll()
         for descriptor in self._left:
             poll.register(descriptor, select.POLLIN)
         poll.poll(max(0.0, 1e3 * longest_s))
 
     def _note_end(self, rank: int, status: int) -> None:
-        """Take in how a rank has ended, unless it was ended from here."""
+        """Report how a rank has ended, unless this process has ended it."""
         self._failed = self._failed or status
         if self._kill_s is not None or status == 0:
             return

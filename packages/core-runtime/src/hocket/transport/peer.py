@@ -14,8 +14,8 @@
 - `iallreduce` gives every rank the same bits, in place (`receive` is `send`) as well.
 - A request that is dropped before it is done is still carried out.
 
-What a peer has besides lanes are four parts, each of which does the plain thing until a transport replaces it: a
-`clock`, a `memory`, `threads` and a `status`.
+Besides lanes a peer has four parts, each with a plain default that a transport may replace: a `clock`, a `memory`,
+`threads` and a `status`.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ DEFAULT_TIMEOUT_S = 300.0
 
 
 class Clock:
-    """A rank's clock: the wall's."""
+    """The clock of a rank: the wall's."""
 
     def now(self) -> float:
         """Return the time, in seconds."""
         return time.perf_counter()
 
     def elapse(self, seconds: float) -> None:
-        """Charge computing time to a virtual clock; nothing where the clock is the wall's."""
+        """Charge computing time to a virtual clock; do nothing on the wall's."""
 
     def sleep(self, seconds: float) -> None:
-        """Hold this rank up for `seconds`, 0 or more, without using a core; as `elapse` on a virtual clock.
+        """Delay this rank by `seconds`, 0 or more, without using a core; as `elapse` on a virtual clock.
 
-        Nothing is advanced meanwhile but by a progress thread, as where the rank computed.
+        Only a progress thread advances operations meanwhile, as during computing.
         """
         time.sleep(seconds)
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> bool:
-        """Have `call()` run when `seconds` have passed on a virtual clock; it may start operations, not wait.
+        """Run `call()` after `seconds` on a virtual clock; it may start operations, not wait.
 
         Returns:
-            Whether it will run. Not where the clock is the wall's: there the caller has to look at it.
+            Whether it will run. It does not on the wall's clock, which the caller has to check.
         """
         return False
 
@@ -72,7 +72,7 @@ class Memory:
 
     @property
     def host_name(self) -> str:
-        """The name of the host that this rank runs on; ranks with the same name can share memory."""
+        """Return the name of this rank's host; ranks with the same name can share memory."""
         return socket.gethostname()
 
     def allocate(self, nbytes: int) -> Array:
@@ -90,15 +90,15 @@ class Memory:
 
         Returns:
             For each rank `nbytes` zeroed bytes, as uint8, 64-byte aligned; None, on all ranks alike, where ranks share
-            no memory. What one writes others see in order: ranks of processors that do not promise it share none.
+            no memory. Others see a rank's writes in order: on processors without this guarantee ranks share none.
         """
         return None
 
     def works_in_place(self, data: Array) -> bool:
-        """Return whether collectives on `data` are best made in place, on all ranks alike.
+        """Return whether collectives on `data` are faster in place, on all ranks alike.
 
-        Where the ranks of a host share memory they write each other's results: in place that is less to write and
-        half the memory. Where messages are sent MPI's allreduce is up to four times slower in place.
+        Where the ranks of a host share memory they write each other's results: in place they write less, and need half
+        the memory. Over messages MPI's allreduce is up to four times slower in place.
 
         Args:
             data: an array of `allocate`.
@@ -107,26 +107,26 @@ class Memory:
 
 
 class Peer(ABC):
-    """This rank's endpoint in a group of ranks.
+    """The endpoint of this rank in a group of ranks.
 
     Args:
         rank: this rank, 0 <= rank < size.
-        size: how many ranks the group has.
+        size: number of ranks in the group.
 
     Attributes:
         transport: the transport's name.
-        timeout_s: how long waits last that do not say, in seconds.
-        device: where the buffers of its lanes lie: "cpu" is host memory.
+        timeout_s: default timeout of waits, in seconds.
+        device: the device of its lanes' buffers: "cpu" is host memory.
         ordered: whether all ranks have to begin the operations of all lanes of the device in the same order.
-        shares_network: whether exchanges that are under way at once share the network between hosts, and are all late:
-            the caller then begins them in turn.
-        clock: tells and passes time.
-        memory: where segments are allocated.
+        shares_network: whether simultaneous exchanges share the network between hosts, so that all are late: the caller
+            then begins them in turn.
+        clock: gives and passes time.
+        memory: allocates segments.
         threads: this rank's threads.
-        status: what the ranks do and which of them live.
+        status: the states of the ranks, and the dead among them.
         progress: its unfinished operations.
-        tell_left: on the endpoint of one session: tells the others that this rank has left it, and why; they hear of
-            it a second later, in a wait.
+        announce_leaving: on the endpoint of one session: announces that this rank has left it, and why; other ranks
+            learn it a second later, in a wait.
     """
 
     transport: str
@@ -144,25 +144,25 @@ class Peer(ABC):
         self.status = Status()
         self.threads = Threads(self)
         self.progress = Progress()
-        self.tell_left: Callable[[str], None] = _ignore
+        self.announce_leaving: Callable[[str], None] = _ignore
 
     def begin_session(self) -> int:
-        """Count a session that this rank is about to begin, and return its number: all ranks count alike."""
+        """Count a session that this rank is about to begin, and return its number, equal on all ranks."""
         return 0
 
     def session(self, number: int) -> Peer:
-        """Return this rank's endpoint in session `number`, whose operations meet no other session's; collective.
+        """Return this rank's endpoint in session `number`, with operations apart from other sessions'; collective.
 
-        A rank that an error has thrown out of a session may begin the next one while others still wait in that one.
+        A rank that has left a session by an error may begin the next one while others still wait in that one.
         """
         return self
 
     def leave_session(self, number: int, why: str) -> None:  # noqa: B027 (there may be nobody to tell)
-        """Tell the others that this rank takes no part in session `number` any more; never blocks.
+        """Announce that this rank takes no part in session `number` any more; never blocks.
 
         Args:
             number: of `begin_session`.
-            why: ends a sentence on this rank, for their errors.
+            why: the end of a sentence on this rank, for the others' errors.
         """
 
     @abstractmethod
@@ -171,8 +171,8 @@ class Peer(ABC):
 
         Args:
             name: stands in messages, for instance `gradients.0[3]`.
-            capacity_bytes: the largest buffer that native collectives will be given again and again, so that the
-                transport can prepare for it; others work too.
+            capacity_bytes: the largest buffer of frequent native collectives, which the transport prepares for; others
+                work too.
         """
 
     @abstractmethod
@@ -186,12 +186,12 @@ class Peer(ABC):
     def allgather_bytes(
         self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
     ) -> list[bytes]:
-        """Return every rank's `data`, by rank; collective. For start-up and small control messages.
+        """Return every rank's `data`, by rank, for start-up and small control messages; collective.
 
         Args:
             data: this rank's.
             timeout_s: seconds to wait at most.
-            what: stands in reports; where it is not `allgather` ranks may never come, and a rank that can tell so
+            what: stands in reports; if it is not `allgather`, ranks may never call this, and a rank that detects so
                 raises ExchangeTimeoutError before the time is over.
         """
 
@@ -210,7 +210,7 @@ class Peer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the peer holds; collective. Begins with `threads.check_ended`."""
+        """Close the peer; collective. It begins with `threads.check_ended`."""
 
     def __enter__(self) -> Peer:
         return self

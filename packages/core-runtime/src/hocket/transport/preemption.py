@@ -1,7 +1,7 @@
-"""A request from outside to save and end: SIGTERM or SIGUSR1, as schedulers send them before they take a machine away.
+"""A request to save and end: SIGTERM or SIGUSR1, which schedulers send before they take a machine away.
 
-The signal is heard by a thread, through the file descriptor that Python's own handler writes to at once: a handler in
-Python runs between two bytecodes of the main thread, which may be waiting or computing elsewhere for long.
+A thread reads the signal from the file descriptor that Python's own handler writes to at once: a handler in Python runs
+between two bytecodes of the main thread, which may wait or compute in native code for long.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _WORKERS = "torch.utils.data._utils.worker"
 
 
 class Listener:
-    """Calls `heard` on a thread of its own at the first request.
+    """A thread that calls `heard` at the first request.
 
     Args:
-        heard: gets the listener; may take its time until that is closed; later requests are not heard.
-        asked_elsewhere: says whether another rank was asked, which counts as a request.
+        heard: called with the listener; may run until that is closed; later requests are ignored.
+        asked_elsewhere: returns whether another rank was asked, which counts as a request.
 
     Raises:
         ValueError: this is not the main thread, which alone may set handlers.
@@ -60,11 +60,11 @@ class Listener:
         self._thread.start()
 
     def request(self) -> None:
-        """Do as if a signal had come."""
+        """Act as on a signal."""
         self._handle(signal.SIGUSR1, None)
 
     def close(self) -> None:
-        """Give the signals back to whoever heeded them before, on the main thread, and wait for `heard` to return."""
+        """Restore the earlier handlers, on the main thread, and wait for `heard` to return."""
         self.closed = True
         self._release()
         with contextlib.suppress(BlockingIOError):
@@ -110,15 +110,15 @@ _in_use: list[Listener] = []
 
 
 def _leave_child_alone() -> None:
-    """Have a forked process, such as a loader's worker, end when it is told to, and not tell its parent so."""
+    """Make a forked process, such as a loader's worker, end on a signal, without notifying its parent."""
     for listener in list(_in_use):
         listener._release()
 
 
 def _shelter_worker(_: Listener) -> None:
-    """Have a loader's worker outlive a request to the whole process group: without it its rank cannot go on and save.
+    """Make a loader's worker outlive a request to the process group, as its rank needs it to save.
 
-    It ends when its rank tells it to, by message or by SIGTERM, and when that has ended.
+    It ends by a message or SIGTERM of its rank, and when its rank has ended.
     """
     target = getattr(current_process(), "_target", None)
     if getattr(target, "__module__", "") == _WORKERS and hasattr(signal, "sigwaitinfo"):

@@ -1,4 +1,4 @@
-"""The unfinished operations of a rank, which whatever it waits for advances."""
+"""The unfinished operations of a rank, which any of its waits advances."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["Advancing", "Progress"]
 
 
 class Advancing(Protocol):
-    """What other ranks cannot end without this one."""
+    """An operation that other ranks wait for."""
 
     def advance(self) -> bool:
-        """Do what can be done without waiting; return whether the others need nothing more."""
+        """Advance without waiting; return whether other ranks need nothing more of it."""
 
 
 class Progress:
-    """The operations of a rank that are not done: whoever waits for one advances them all.
+    """The unfinished operations of a rank; a wait for one advances them all.
 
     Other ranks need this rank's share of each, and may wait for them in another order. A rank has one, in the world and
-    all of its groups. On `virtual` it stays empty: the simulation ends what is under way.
+    all of its groups. On `virtual` it stays empty, as the simulation ends operations.
 
     Args:
-        move_messages: a look at the transport by which its messages go on; where None, they go on by themselves.
+        move_messages: a look at the transport that moves its messages; None if they move by themselves.
     """
 
     def __init__(self, move_messages: Callable[[], object] | None = None) -> None:
@@ -42,11 +42,11 @@ class Progress:
             self._unfinished[id(operation)] = operation
 
     def keep(self, operation: Advancing) -> None:
-        """Keep an operation that its caller has dropped until it is done; for `__del__`, so that it does no more."""
+        """Keep an operation that its caller has dropped until it is done; cheap, as `__del__` calls it."""
         self._dropped.append(operation)
 
     def begin_message(self) -> None:
-        """Note that a message is under way that needs looks to go on, and look at one of those that were dropped."""
+        """Note a message under way that needs looks to move, and look at one dropped operation."""
         self._count_messages(1)
         if self._dropped:
             self._if_alone(self._look_at_a_dropped_one)
@@ -56,23 +56,23 @@ class Progress:
         self._count_messages(-1)
 
     def move_messages(self) -> None:
-        """Let the rank's messages go on, if there are any."""
+        """Move the rank's messages, if there are any."""
         if self._messages and self._move_messages is not None:
             self._move_messages()
 
     @property
     def busy(self) -> bool:
-        """Whether anything is not done."""
+        """Tell whether any operation is not done."""
         return bool(self._unfinished or self._dropped)
 
     def is_only(self, operation: Advancing) -> bool:
-        """Return whether nothing but `operation` is not done, messages included."""
+        """Return whether `operation` is the only unfinished one, messages included."""
         return not self._messages and list(self._unfinished) == [id(operation)]
 
     def advance(self) -> None:
-        """Look once at everything that is not done, and of what was dropped at one.
+        """Look once at each unfinished operation, and at one dropped one.
 
-        Does nothing where another thread is about it, or called from within it.
+        Does nothing if another thread does so, or if called from within.
 
         Raises:
             TransportError: an operation failed.
@@ -81,7 +81,7 @@ class Progress:
             self._if_alone(self._look)
 
     def _if_alone(self, look: Callable[[], None]) -> None:
-        """Call `look` unless somebody is about it."""
+        """Call `look` unless it is being called."""
         if self._advancing.acquire(blocking=False):
             try:
                 look()
@@ -95,7 +95,7 @@ class Progress:
         self._look_at_a_dropped_one()
 
     def _look_at_a_dropped_one(self) -> None:
-        """Look at the next in turn: looks at one let all messages go on."""
+        """Look at the next dropped operation in turn, as a look at one moves all messages."""
         if self._dropped:
             operation = self._dropped.popleft()
             if not operation.advance():

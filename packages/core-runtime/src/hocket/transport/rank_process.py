@@ -1,4 +1,4 @@
-"""What every rank's process gets from who starts it: allocator settings, threads, and an end with its parent."""
+"""The settings of every rank's process at its start: allocator, threads, and an end with its parent."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ ALLOCATOR = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
-# torch's sockets warn of each host whose address has no name, and of each answer that does not come.
+# torch's sockets warn of each host whose address has no name, and of each missing answer.
 _LOG_LEVEL = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 
-# Python, torch and a transport have 40 files open; each other rank has a connection, memory and an end to be told of.
+# Python, torch and a transport have 40 files open; each other rank takes a connection, memory and a watch on its end.
 _FILES_ALONE, _FILES_EACH = 64, 4
 
 # By these torchrun would have started what a rank starts in its turn.
@@ -48,20 +48,20 @@ _TORCHRUNS = "TORCHELASTIC_"
 def own_python() -> list[str]:
     """Return the command of this Python, for a module of Hocket's.
 
-    The working directory is not looked through for modules, unless `python -m` has it so here: a random.py in it would
-    be taken for Python's own.
+    The working directory is not searched for modules, unless `python -m` does so here: a random.py in it would replace
+    Python's own.
     """
     by_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
     return [sys.executable, *([] if by_module and not sys.flags.safe_path else ["-P"])]
 
 
 def threads_per_rank(local_ranks: int) -> int:
-    """Return how many compute threads each of a host's ranks may use: its share of the cores, at least 1."""
+    """Return the number of compute threads of each of a host's ranks: its share of the cores, at least 1."""
     return max(1, len(os.sched_getaffinity(0)) // local_ranks)
 
 
 def variables_of_ranks(local_ranks: int) -> dict[str, str]:
-    """Return the environment of ranks that share a host; what the user has set counts."""
+    """Return the environment of ranks that share a host; the user's own settings win."""
     own: Mapping[str, str] = {
         name: value for name, value in os.environ.items() if not name.startswith(_TORCHRUNS)
     }
@@ -70,9 +70,9 @@ def variables_of_ranks(local_ranks: int) -> dict[str, str]:
 
 
 def home() -> dict[str, str]:
-    """Return HOME where the environment has none, as that of a service: Open MPI does not start without.
+    """Return HOME if the environment has none, as a service's: Open MPI does not start without it.
 
-    The user's folder, or the one for temporary files where the system knows of none.
+    It is the user's folder, or the one for temporary files if the system knows none.
     """
     if os.environ.get("HOME"):
         return {}
@@ -81,10 +81,10 @@ def home() -> dict[str, str]:
 
 
 def allow_files(ranks: int) -> None:
-    """Let this process, and those that it starts, open as many files as a job of so many ranks takes.
+    """Raise the limit of open files of this process and its children to the needs of `ranks` ranks.
 
     Raises:
-        UserError: the system does not let it.
+        UserError: the system does not allow it.
     """
     needed = _FILES_ALONE + _FILES_EACH * ranks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -99,6 +99,6 @@ def allow_files(ranks: int) -> None:
 
 
 def end_with_parent(number: int) -> None:
-    """Have this process sent a signal when its parent is killed; Linux only."""
+    """Make the kernel send this process a signal when its parent is killed; Linux only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

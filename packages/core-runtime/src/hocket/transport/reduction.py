@@ -33,10 +33,10 @@ def tree_sum(arrays: Sequence[Array]) -> Array:
 
 
 class TreeSum:
-    """A sum of so many flat arrays into another, without allocating.
+    """A sum of `num_arrays` flat arrays into another, without allocating.
 
     Args:
-        num_arrays: how many, at least 1.
+        num_arrays: number of arrays, at least 1.
         dtype: of all of them.
     """
 
@@ -78,7 +78,7 @@ class TreeSum:
 
 
 def weighted_sum(arrays: Sequence[Array], weights: Sequence[float], out: Array) -> None:
-    """Write the sum of `weights[i] * arrays[i]` into `out`, added in order; `arrays` are overwritten but the first.
+    """Write the sum of `weights[i] * arrays[i]` into `out`, in order; all arrays except the first are overwritten.
 
     Args:
         arrays: at least one, [n] floats, flat and contiguous; `out` overlaps none of them.

@@ -8,14 +8,14 @@ from typing import Any
 
 __all__ = ["RANKS_DIVERGED", "Finished", "FunctionRequest", "Request"]
 
-#: What to look for where ranks meet that do different things; the end of a message.
+#: The end of a message about ranks that make different calls: likely causes.
 RANKS_DIVERGED = (
     "did one leave its loop early, skip a step, or begin with another model, other data or another strategy?"
 )
 
 
 class Request(ABC):
-    """The future of anything asynchronous."""
+    """The future of an asynchronous operation."""
 
     @abstractmethod
     def done(self) -> bool:
@@ -41,13 +41,13 @@ class Request(ABC):
 
     @property
     def result(self) -> Any:
-        """What the operation gave, once it is done; None for plain messages."""
+        """Return the operation's result, once it is done; None for plain messages."""
         return None
 
     def withdraw(self) -> None:
-        """Give up a receive for which no message has come; its buffer is the caller's again. Never blocks.
+        """Give up a receive without a message so far; its buffer is the caller's again. Never blocks.
 
-        A message that comes all the same is lost, or is met by a later receive for the same round.
+        A message that arrives later is lost, or goes to a later receive for the same round.
 
         Raises:
             TypeError: this is no receive.
@@ -57,8 +57,8 @@ class Request(ABC):
     def then(self, act: Callable[[Any], Any]) -> Request:
         """Return a request that is done once this one is and `act` has been called with its result.
 
-        `act` runs in the thread that finds this one done; what it returns is the new request's result. Where that is
-        another request, the new one is done once that is, and has its result. Use only the new request from now on.
+        `act` runs in the thread that finds this one done, and returns the new request's result. If that is another
+        request, the new one is done once that is, and has its result. Use only the new request from now on.
         """
         return _Then(self, act)
 
@@ -66,7 +66,7 @@ class Request(ABC):
     def all_of(requests: Iterable[Request]) -> Request:
         """Return a request that is done once all of these are; its result is the list of theirs.
 
-        Its `wait` gives each of them the whole of `timeout_s`, one after the other.
+        Its `wait` waits for each in turn, for up to `timeout_s` each.
         """
         return _All(requests)
 
@@ -75,7 +75,7 @@ class Finished(Request):
     """A request that is done from the beginning.
 
     Args:
-        result: what it gives.
+        result: its result.
     """
 
     __slots__ = ("_result",)
@@ -95,12 +95,12 @@ class Finished(Request):
 
 
 class FunctionRequest(Request):
-    """A request made of functions: for what is looked at and waited for elsewhere.
+    """A request made of functions, which look and wait elsewhere.
 
     Args:
         done: see `Request.done`.
         wait: blocks until it is done, given `timeout_s`.
-        result: returns what the operation gave, once it is done.
+        result: returns the operation's result, once it is done.
         withdraw: see `Request.withdraw`; for a receive.
     """
 

@@ -1,8 +1,7 @@
 """Signals between the threads of a rank, and wake-ups of a thread by other ranks.
 
-A progress thread must answer within microseconds and cost nothing while there is nothing to do. Polling gives one
-or the other: 32 idle ranks that poll every 0.1 ms burn 1.35 cores. A `Wake` gives both: the sender of a message wakes
-its receiver.
+A progress thread must answer within microseconds and cost nothing while idle. Polling gives one or the other: 32 idle
+ranks that poll every 0.1 ms burn 1.35 cores. A `Wake` gives both: the sender of a message wakes its receiver.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ __all__ = ["Bells", "Event", "Bell", "Wake"]
 
 
 class Event(ABC):
-    """Something that happens once: one thread of a rank sets it, others of the same rank wait for it."""
+    """An event that happens once: one thread of a rank sets it, others of the same rank wait for it."""
 
     @abstractmethod
     def set(self) -> None:
@@ -28,16 +27,16 @@ class Event(ABC):
         """Block until the event is set, without burning a core.
 
         Args:
-            describe: says what is awaited and from whom; called for errors and reports only.
+            describe: returns the awaited event and its source; called for errors and reports only.
             timeout_s: seconds to wait at most; the peer's own `timeout_s` where None.
 
         Raises:
-            ExchangeTimeoutError: not set in time; names this rank and carries what `describe` says.
+            ExchangeTimeoutError: not set in time; names this rank and contains the result of `describe`.
         """
 
 
 class Bell(NamedTuple):
-    """One wake-up by another rank, or by another thread of this one.
+    """A wake-up by another rank, or by another thread of this one.
 
     Attributes:
         key: as this rank gave it to `Wake.connect`; -1 from this rank's own threads.
@@ -51,7 +50,7 @@ class Bell(NamedTuple):
 
 
 class Bells:
-    """The way to wake the other ranks of a peer; this one reaches nobody, so that messages must be polled for."""
+    """The connection that wakes the other ranks of a peer; this one reaches none, so messages must be polled for."""
 
     def reaches(self, rank: int) -> bool:
         """Return whether `ring` wakes `rank`."""
@@ -62,35 +61,35 @@ class Bells:
         return False
 
     def ring(self, rank: int, message: int, round: int) -> bool:
-        """Wake `rank`, which is reached; never blocks, microseconds.
+        """Wake `rank`, which must be reached; never blocks, microseconds.
 
         Args:
             rank: the rank to wake.
-            message, round: numbers that it is given, below 2**31 and 2**63.
+            message, round: numbers for it, below 2**31 and 2**63.
 
         Returns:
-            Whether that is done. If not, thousands of wake-ups are still unread there: try again later.
+            Whether it was done. If not, thousands of wake-ups are still unread there: try again later.
         """
         raise AssertionError(f"rank {rank} cannot be reached")
 
 
 class Wake(ABC):
-    """Puts one thread to sleep until there is something to do.
+    """A wake-up: one thread sleeps until another thread, or another rank, rings.
 
     Attributes:
         hears_everything: whether it wakes whenever an operation of this rank ends, so that polling is never needed.
-            Elsewhere a ring says that a message is under way, and perhaps not here yet.
+            Otherwise a ring says that a message is under way, and perhaps not here yet.
     """
 
     hears_everything: bool
 
     @abstractmethod
     def connect(self, peer: Ranks, key: int) -> Bells:
-        """Let the peer's other ranks wake this thread, and return the way to wake theirs; collective.
+        """Let the peer's other ranks wake this thread, and return the connection to theirs; collective.
 
         Args:
             peer: the ranks that will wake each other.
-            key: tells this connection's rings from others on this rank, from 0.
+            key: number of this connection among this rank's, from 0, which its rings carry.
         """
 
     @abstractmethod
@@ -99,15 +98,15 @@ class Wake(ABC):
 
     @abstractmethod
     def wait(self, timeout_s: float | None) -> Sequence[Bell]:
-        """Sleep until somebody rings or has rung since the last call, or until `timeout_s` have passed.
+        """Sleep until a ring since the last call, or for at most `timeout_s` seconds.
 
         Args:
             timeout_s: 0 to look only; None for no limit.
 
         Returns:
-            The rings since the last call, where there are any to tell apart.
+            The rings since the last call that carry numbers.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give up the wake-up; later rings are lost without an error."""
+        """Close the wake-up; later rings are lost without an error."""

@@ -1,4 +1,4 @@
-"""The transport of a run with one rank and no launcher: everything is done at once."""
+"""The transport of a run with one rank and no launcher: all operations are done at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks' states, as they tell each other, and the words that stall reports have for them."""
+"""The ranks' states, as they show them to each other, and their descriptions in stall reports."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ _MOST_NAMED = 8
 
 
 class Status:
-    """Notes nothing and knows nothing: there is nobody to ask."""
+    """A status of a rank alone: it notes nothing and knows no other rank."""
 
     def note_waiting(self, what: str, lane: str) -> None:
-        """Show the other ranks that this one waits, in `lane` for `what`; a microsecond."""
+        """Show the other ranks that this one waits in `lane` for `what`; takes a microsecond."""
 
     def note_computing(self) -> None:
-        """Show the other ranks that this one computes again; a microsecond."""
+        """Show the other ranks that this one computes again; takes a microsecond."""
 
     def note_step(self, step: int) -> None:
-        """Show the other ranks how many steps this one has ended; a microsecond."""
+        """Show the other ranks the number of steps that this one has ended; takes a microsecond."""
 
     def describe(self) -> str:
-        """Say what is known of the other ranks, for a stall report: which computes, waits or is gone."""
+        """Return the known states of the other ranks, for a stall report: which compute, wait or are gone."""
         return ""
 
     def ask_to_end(self) -> None:
         """Show the other ranks that this one was asked to save and end."""
 
     def is_asked_to_end(self) -> bool:
-        """Return whether another rank was asked to save and end; looked at once a second."""
+        """Return whether another rank was asked to save and end; called once a second."""
         return False
 
     def check_lost(self) -> None:
-        """Look whether all ranks of the job still live; what waits for no request calls it now and then.
+        """Check that all ranks of the job live; waits without a request call it now and then.
 
         Raises:
-            PeerLostError: one has died; names it.
+            PeerLostError: a rank has died; names it.
         """
 
 
 class RankState(IntEnum):
-    """What a rank is doing."""
+    """The state of a rank."""
 
     COMPUTING = 0
     WAITING = 1
@@ -70,15 +70,15 @@ class RankState(IntEnum):
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What one rank said of itself last.
+    """The last state that a rank has shown.
 
     Attributes:
         rank: its number in the job.
-        since_s: when it said so.
-        step: how many steps it has done.
-        state: what it does.
-        lane: where it waits, or waited when it gave up.
-        what: for which operation.
+        since_s: the time since when it is so, in seconds.
+        step: number of steps that it has ended.
+        state: its state.
+        lane: the lane that it waits in, or waited in when it gave up.
+        what: the operation that it waits for.
     """
 
     rank: int
@@ -90,12 +90,12 @@ class RankStatus:
 
     @property
     def place(self) -> str:
-        """Where it waits, and for what."""
+        """Return the lane and the operation that it waits for."""
         return f"{self.lane} ({self.what})" if self.lane else ""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for others, or did when it gave up."""
+        """Tell whether it waits for others, or did when it gave up."""
         return self.state in (RankState.WAITING, RankState.GAVE_UP)
 
     def waits_in(self, lane: str) -> bool:
@@ -103,7 +103,7 @@ class RankStatus:
         return self.is_waiting and self.lane == lane
 
     def doing(self) -> str:
-        """Return what the rank does, for how long and in which step, as the end of a sentence."""
+        """Return the rank's state, its duration and its step, as the end of a sentence."""
         doing = {
             RankState.COMPUTING: "computing, in no exchange,",
             RankState.WAITING: f"waiting in {self.place}",
@@ -117,13 +117,13 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class WaitSite:
-    """What a rank waits for.
+    """The operation that a rank waits for, and the ranks that it needs.
 
     Attributes:
         lane: the lane's name.
         what: the operation in it, for instance `allreduce`.
         awaited: the ranks, numbered as in the whole job, without which it cannot end.
-        together: whether all wait for all, so that who waits there too is not to blame.
+        together: whether all wait for all, so that a rank that waits there too is not the cause.
     """
 
     lane: str
@@ -133,13 +133,13 @@ class WaitSite:
 
 
 def describe_stall(rank: int, site: WaitSite, rows: Sequence[RankStatus], outcome: str) -> str:
-    """Return a sentence on a wait that does not end; whom it is for comes first.
+    """Return a sentence on a long wait, with the awaited ranks first.
 
     Args:
-        rank: who waits, numbered as in the whole job.
-        site: where.
-        rows: what is known of the other ranks of the group, those of this host.
-        outcome: how long it has lasted or what becomes of it, for instance `no end after 5 s`.
+        rank: the waiting rank, numbered as in the whole job.
+        site: the operation that it waits for.
+        rows: known states of the other ranks of the group, those of this host.
+        outcome: the wait's length or end, for instance `no end after 5 s`.
     """
     known = {row.rank: row for row in rows}
     there = [r for r in site.awaited if site.together and r in known and known[r].waits_in(site.lane)]
@@ -152,7 +152,7 @@ def describe_stall(rank: int, site: WaitSite, rows: Sequence[RankStatus], outcom
     if elsewhere:
         be = "is" if len(elsewhere) == 1 else "are"
         parts.append(f"{number_ranks(elsewhere)} {be} on another host, where this one cannot look")
-    # Who is in no exchange at all may hold up the one that is awaited.
+    # A rank in no exchange at all may hold up the awaited one.
     idle = [row for row in rows if row.rank not in site.awaited and not row.is_waiting]
     parts += [f"rank {row.rank} is {row.doing()}" for row in idle[:_MOST_NAMED]]
     if there:
@@ -161,7 +161,7 @@ def describe_stall(rank: int, site: WaitSite, rows: Sequence[RankStatus], outcom
 
 
 def summarise(rows: Iterable[RankStatus]) -> str:
-    """Return what ranks do; those that wait for the same stand together."""
+    """Return the ranks' states, with ranks that wait for the same operation together."""
     by_place: dict[str, list[RankStatus]] = {}
     for row in rows:
         alone = "" if row.state is RankState.WAITING else str(row.rank)
@@ -179,7 +179,7 @@ def summarise(rows: Iterable[RankStatus]) -> str:
 
 
 def number_ranks(ranks: Collection[int]) -> str:
-    """Return `rank 2`, or `ranks 1, 3`; beyond some, only how many more."""
+    """Return `rank 2`, or `ranks 1, 3`; of many, only the number of further ones."""
     listed = sorted(ranks)
     named = ", ".join(map(str, listed[:_MOST_NAMED]))
     more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""

@@ -1,4 +1,4 @@
-"""The threads of a rank: real ones, where a rank is a process."""
+"""The threads of a rank: real ones, for ranks that are processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEAVING_TIMEOUT_S = 5.0
 
 
 class Rank(Protocol):
-    """Whose threads they are: a peer, seen from here."""
+    """The part of a peer that its threads read."""
 
     rank: int
     timeout_s: float
@@ -31,7 +31,7 @@ class Rank(Protocol):
 
 
 class Threads:
-    """Starts the rank's other threads, and makes what they tell each other with.
+    """The maker of the rank's other threads, and of their events and wake-ups.
 
     Args:
         peer: the rank's endpoint.
@@ -51,12 +51,12 @@ class Threads:
 
         Args:
             name: its role on this rank, for reports.
-            call: what it runs; what it raises reaches whoever waits for the request.
-            stop: makes `call` return soon. Called when the process ends, so that no thread uses the transport after
-                its end; without it `call` has to see to that.
+            call: the function that it runs; its exception is raised by waits for the request.
+            stop: makes `call` return soon. It is called when the process ends, so that no thread uses the transport
+                after its end; without it `call` has to ensure that.
 
         Returns:
-            Done when `call` has returned; its result is what it returned.
+            A request that is done when `call` has returned, with its result.
         """
         thread = ThreadRequest(self._peer, name, call, stop)
         self._begun = [*self._begun, thread]
@@ -140,7 +140,7 @@ class ThreadRequest(Request):
     Args:
         peer: the rank's endpoint.
         name: the thread's role.
-        call: what it runs.
+        call: the function that it runs.
         stop: makes `call` return soon; called, and the thread waited for, when the process ends.
     """
 

@@ -1,4 +1,4 @@
-"""Waits for what only polling moves, without burning a core.
+"""Waits for operations that only polling advances, without burning a core.
 
 A wait first polls without a pause (a small exchange ends within microseconds), then sleeps a little between polls
 (large ones need a poll now and then to move on), and longer the longer it lasts: at most a sixteenth of the time since
@@ -57,19 +57,19 @@ _IDLE_SLEEP_S = 0.005
 
 
 class WaitsInARow:
-    """What the last wait says about one that begins soon after."""
+    """The length of the last wait, as an estimate for one that begins soon after."""
 
     def __init__(self) -> None:
         self._ended_s = -math.inf
         self._took_s = 0.0
 
     def expected_s(self) -> float:
-        """Return how long a wait that begins now may last, in seconds; 0 if nobody can tell."""
+        """Return the expected length of a wait that begins now, in seconds; 0 if unknown."""
         since_s = time.monotonic() - self._ended_s
         return self._took_s if since_s < self._took_s / 4 else 0.0
 
     def ended(self, took_s: float) -> None:
-        """Note that a wait has ended; one that was over at once says nothing."""
+        """Note the length of an ended wait, unless it was over at once."""
         if took_s >= _SHORT_SLEEP_S:
             self._ended_s = time.monotonic()
             self._took_s = took_s if took_s > _EAGER_S else 0.0
@@ -95,11 +95,11 @@ def poll_briefly(done: Callable[[], bool], yields: bool) -> bool:
 
 
 def back_off_s(waited_s: float, expected_s: float = 0.0) -> float:
-    """Return for how long a wait sleeps before its next look.
+    """Return the sleep of a wait before its next look, in seconds.
 
     Args:
-        waited_s: how long it has lasted.
-        expected_s: how long it may last; there are fewer looks then.
+        waited_s: its length so far, in seconds.
+        expected_s: its expected length, in seconds; a longer one means fewer looks.
     """
     if waited_s < _SHORT_SLEEPS_S:
         pause_s = max(waited_s, expected_s) / _SLEEPS_PER_WAIT
@@ -108,7 +108,7 @@ def back_off_s(waited_s: float, expected_s: float = 0.0) -> float:
 
 
 def back_off(waited_s: float, longest_s: float) -> None:
-    """Sleep between two looks at what only looks move."""
+    """Sleep between two looks at an operation that only looks advance."""
     time.sleep(min(back_off_s(waited_s), longest_s))
 
 
@@ -127,25 +127,26 @@ def wait(
     is_in_vain: Callable[[], bool] = never,
     now: Callable[[], float] = time.monotonic,
 ) -> float:
-    """Block until `until()`: every wait of a rank goes through here, but for those of the simulation.
+    """Block until `until()` is true: every wait of a rank runs through here, except in the simulation.
 
     Args:
-        until: says whether the wait has ended; advances the operation where looks move it.
+        until: returns whether the wait has ended; advances the operation where looks do so.
         timeout_s: seconds to wait at most.
-        describe: says who waits for whom and in what, given words on how long; called for errors and reports only.
-        sleep: given how long the wait has lasted and for how long to sleep at most, `CHECK_EVERY_S` or less, sleeps
-            until it makes sense to look again.
-        check: looks whether all ranks still live, between looks.
-        is_in_vain: says every `DOUBT_EVERY_S` whether to give up before the time is over; not at once, as others may
+        describe: returns the waiting and the awaited ranks and the operation, given a phrase on the time; called for
+            errors and reports only.
+        sleep: sleeps until another look makes sense, given the wait's length so far and the longest sleep,
+            `CHECK_EVERY_S` or less, in seconds.
+        check: checks that all ranks live, between looks.
+        is_in_vain: returns every `DOUBT_EVERY_S` whether to give up before the time is over; not at once, as others may
             have waited for this rank.
         now: the clock, in seconds.
 
     Returns:
-        Seconds that it took.
+        The length of the wait, in seconds.
 
     Raises:
-        ExchangeTimeoutError: not in time, or given up; carries what `describe` says.
-        PeerLostError: what `check` or `until` raises.
+        ExchangeTimeoutError: not in time, or given up; contains the result of `describe`.
+        PeerLostError: raised by `check` or `until`.
     """
     start_s = now()
     reported, next_doubt_s = False, DOUBT_EVERY_S

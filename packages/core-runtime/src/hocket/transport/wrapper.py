@@ -1,9 +1,9 @@
-"""A transport that holds a transport: what counts, traces, delays or fails is a subclass of one of these.
+"""A transport around another: the base of transports that count, trace, delay or fail.
 
-Each class passes everything on to the one that it holds, so that a subclass overrides only what it is about. A
-subclass of `WrapperPeer` says in `_wrap_lane` and `_wrap_group` what becomes of the lanes and groups that the held
-peer opens; where it says nothing, a lane stays as it is and a group is held by the same class. The parts of a peer
-(clock, memory, threads, status) are the held one's, unless a subclass puts another one in place.
+Each class passes all calls on to the held object, so that a subclass overrides only its own concern. A subclass of
+`WrapperPeer` wraps the held peer's lanes and groups in `_wrap_lane` and `_wrap_group`; by default a lane stays as it is
+and a group is wrapped by the same class. The parts of a peer (clock, memory, threads, status) are the held one's,
+unless a subclass puts another one in place.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["WrapperLane", "WrapperPeer", "WrapperRequest"]
 
 
 class WrapperRequest(Request):
-    """A request that holds a request.
+    """A request around another.
 
     Attributes:
-        held: the one that it holds.
+        held: the inner request.
     """
 
     __slots__ = ("held",)
@@ -46,10 +46,10 @@ class WrapperRequest(Request):
 
 
 class WrapperLane(Lane):
-    """A lane that holds a lane.
+    """A lane around another.
 
     Attributes:
-        held: the one that it holds.
+        held: the inner lane.
     """
 
     def __init__(self, held: Lane) -> None:
@@ -90,10 +90,10 @@ class WrapperLane(Lane):
 
 
 class WrapperPeer(Peer):
-    """A peer that holds a peer.
+    """A peer around another.
 
     Attributes:
-        held: the one that it holds.
+        held: the inner peer.
     """
 
     def __init__(self, held: Peer) -> None:
@@ -103,14 +103,14 @@ class WrapperPeer(Peer):
         self.shares_network = held.shares_network
         self.clock, self.memory, self.progress = held.clock, held.memory, held.progress
         self.threads, self.status = held.threads, held.status
-        self.tell_left = held.tell_left
+        self.announce_leaving = held.announce_leaving
 
     def _wrap_lane(self, held: Lane, capacity_bytes: int) -> Lane:
-        """Return what this peer makes of a lane that the held one has opened; called on all ranks alike."""
+        """Return this peer's wrapper of a lane of the held one; called on all ranks alike."""
         return held
 
     def _wrap_group(self, held: Peer, ranks: Sequence[int]) -> Peer:
-        """Return what this peer makes of its endpoint in a group; on the members only.
+        """Return this peer's wrapper of its endpoint in a group; on the members only.
 
         Args:
             held: the held peer's endpoint in the group.
@@ -120,7 +120,7 @@ class WrapperPeer(Peer):
 
     @property
     def timeout_s(self) -> float:
-        """How long waits last that do not say, in seconds: the held peer's."""
+        """Return the default timeout of waits, in seconds: the held peer's."""
         return self.held.timeout_s
 
     @timeout_s.setter

@@ -35,11 +35,11 @@ ProcessGroup = Any
 
 
 class Backend(NamedTuple):
-    """What carries a device's buffers.
+    """A backend of torch that carries a device's buffers.
 
     Attributes:
         name: torch's name of it.
-        open: from a store, the rank, the number of ranks and the seconds that waits last to a process group.
+        open: function from a store, the rank, the number of ranks and a timeout in seconds to a process group.
     """
 
     name: str
@@ -76,8 +76,8 @@ class DeviceGroup(NamedTuple):
 
     Attributes:
         ranks: the host's peer of the same ranks.
-        device: where the buffers lie.
-        backend: the name of what carries them.
+        device: the buffers' device.
+        backend: the backend's name.
         process_group: torch's own.
     """
 
@@ -87,7 +87,7 @@ class DeviceGroup(NamedTuple):
     process_group: ProcessGroup
 
     def give_up(self) -> None:
-        """Have sessions that are attached from now on use another process group: in this one ranks are apart."""
+        """Make later sessions use another process group, as ranks are out of step in this one."""
         opened = _opened.get(self.ranks.progress, {})
         for key in [key for key, (_, group) in opened.items() if group is self.process_group]:
             _give_up(opened, key)
@@ -101,7 +101,7 @@ def open_group(held: HostPeer, device: str) -> DeviceGroup | None:
         device: a torch device that is there, for instance "cuda:0".
 
     Returns:
-        None, on all ranks alike, where nothing carries such buffers.
+        None, on all ranks alike, if no backend carries such buffers.
 
     Raises:
         TransportError: on all ranks: one of them cannot reach the group's store. On one: its backend's refusal.
@@ -110,10 +110,10 @@ def open_group(held: HostPeer, device: str) -> DeviceGroup | None:
     backend = BACKENDS.get(torch.device(device).type)
     opened = _opened.setdefault(held.progress, {})
     key = tuple(map(held.world_rank_of, range(held.size))), device
-    told = gather(held, [backend is not None, key in opened])
-    if backend is None or not all(carries for carries, _ in told):
+    rows = gather(held, [backend is not None, key in opened])
+    if backend is None or not all(carries for carries, _ in rows):
         return None
-    if not all(has for _, has in told):  # a rank may have given its own up, or have trained on another device
+    if not all(has for _, has in rows):  # a rank may have given its own up, or have trained on another device
         _give_up(opened, key)
         opened[key] = _open(held, backend, device)
     store, group = opened[key]
@@ -168,7 +168,7 @@ def _store(held: HostPeer) -> Store:
             store = _connected(held, *place)
     except (RuntimeError, TransportError) as error:
         refusal = str(error)
-    refusals = [told for told in gather(held, refusal) if told is not None]
+    refusals = [each for each in gather(held, refusal) if each is not None]
     if store is None or refusals:
         raise TransportError(refusals[0])
     return store

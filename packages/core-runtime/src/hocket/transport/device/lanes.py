@@ -1,8 +1,8 @@
-"""Lanes that take buffers where the model lies, by torch's process groups.
+"""Lanes that take buffers on the model's device, by torch's process groups.
 
 Operations of all lanes of a set of ranks share one process group, whose backend matches them by their order: every rank
-begins the same ones one after the other. Everything else (start-up, control messages, who waits for whom) stays with
-the host's peer.
+begins the same ones one after the other. All else (start-up, control messages, reports on waits) stays with the host's
+peer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["ProcessGroupPeer", "open_on_device"]
 
 
 def open_on_device(held: HostPeer, device: str) -> Peer | None:
-    """Return the same ranks' endpoint for buffers on their `device`, or None where nothing carries such; collective.
+    """Return the same ranks' endpoint for buffers on their `device`, None if no backend carries them; collective.
 
     Raises:
         TransportError, ExchangeTimeoutError: see `open_group`.

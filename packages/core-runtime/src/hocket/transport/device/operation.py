@@ -21,9 +21,9 @@ class DeviceOperation(Request):
         lane: the lane's name, for messages.
         what: the operation, for messages.
         begin: begins it, and returns torch's own futures of it.
-        buffers: that it reads and writes, kept for as long as it does.
-        others: whom it waits for; all ranks where None.
-        polls: whether the backend tells that it is done before somebody waits: Gloo's messages do not.
+        buffers: its buffers, kept alive until it is done.
+        others: the ranks that it waits for; all ranks where None.
+        polls: whether the backend shows that it is done without a wait: Gloo's messages do not.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class DeviceOperation(Request):
         return self._polls and all(work.is_completed() for work in self._works)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait on the CPU; on a device have the current stream wait, and return at once."""
+        """Wait on the CPU; on a device make the current stream wait, and return at once."""
         group = self._group
         if self._over:
             return

@@ -1,4 +1,4 @@
-"""Waits for what torch does, in which a rank hears of others' deaths and answers what they ask."""
+"""Waits for torch, in which a rank notices others' deaths and answers their requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KNOWN_WITHIN_S = 1.0
 
 
 def start_aside(held: HostPeer, call: Callable[[], Any]) -> Request:
-    """Begin a call into torch in a thread: while it waits nobody there hears of Ctrl-C, or of others' deaths."""
+    """Begin a call into torch in a thread, as it notices neither Ctrl-C nor others' deaths while it waits."""
     return ThreadRequest(held, "torch", call, None)
 
 
@@ -32,13 +32,13 @@ def wait_for_torch(
     what: str,
     others: Sequence[int],
 ) -> None:
-    """Wait for what torch does, and answer meanwhile what other ranks ask of this one.
+    """Wait for torch, and answer other ranks' requests meanwhile.
 
     Args:
         held: the ranks.
-        done: whether it is over.
+        done: returns whether it is over.
         timeout_s: seconds to wait at most.
-        lane, what: where, and for which operation.
+        lane, what: the lane, and the operation.
         others: the ranks that it needs.
 
     Raises:
@@ -66,7 +66,7 @@ def wait_for_torch(
 
 
 def explain(held: HostPeer, where: str, error: RuntimeError, hint: str) -> TransportError:
-    """Return what an error of torch's means: it tells of connections, and not of the rank that has died."""
+    """Return the error to raise for one of torch's, which names connections and not the dead rank."""
     end_s = time.monotonic() + _KNOWN_WITHIN_S
     while not (dead := held.status.failures.dead()) and time.monotonic() < end_s:
         time.sleep(0.01)
@@ -78,6 +78,6 @@ def explain(held: HostPeer, where: str, error: RuntimeError, hint: str) -> Trans
 
 
 def first_line(error: RuntimeError) -> str:
-    """Return torch's words, without where in its source they come from."""
+    """Return torch's message, without its place in torch's source."""
     line = (str(error).splitlines() or [""])[0].rstrip(". ")
     return line.partition("] ")[2] if line.startswith("[") else line

@@ -14,14 +14,14 @@ __all__ = ["Fate", "FaultPlan", "KillAt"]
 
 @dataclass(frozen=True)
 class KillAt:
-    """When a rank dies: at its `call`-th use of the transport since its `step`-th step has ended.
+    """The moment of a rank's death: its `call`-th use of the transport after its `step`-th step.
 
     A use is an operation on a lane, or a call of `lane`, `group` or `allgather_bytes`.
 
     Attributes:
-        rank: which one, in the world.
-        step: how many steps it has reported before, by `Status.note_step`.
-        call: how many uses since then it survives.
+        rank: the rank, numbered as in the world.
+        step: number of steps that it has reported before, by `Status.note_step`.
+        call: number of uses since then that it survives.
     """
 
     rank: int
@@ -30,10 +30,10 @@ class KillAt:
 
 
 class Fate(NamedTuple):
-    """What befalls one operation.
+    """The faults of one operation.
 
     Attributes:
-        delay_s: how long it is held back, in seconds.
+        delay_s: time that it is held back, in seconds.
         overtaken: whether the rank's next message to elsewhere goes first.
         dropped: whether it never begins, while its sender believes it done.
     """
@@ -47,20 +47,20 @@ class Fate(NamedTuple):
 class FaultPlan:
     """Faults to inject; none by default.
 
-    Two messages of one pair, lane and round stay in order, and so do a lane's collectives. These are delayed at
-    their start on each rank apart, never dropped or overtaken. Lanes on devices have collectives alone, exchanges with
-    neighbours included, and a rank's keep their order over all of them.
+    Two messages of one pair, lane and round stay in order, and so do a lane's collectives. Collectives are delayed at
+    their start on each rank separately, never dropped or overtaken. Lanes on devices have collectives alone, exchanges
+    with neighbours included, and a rank's keep their order over all of them.
 
     Attributes:
-        seed: chooses what befalls which operation, 0 to 2**64 - 1.
+        seed: of the draws, 0 to 2**64 - 1.
         delay_s: the shortest and the longest delay of an operation, in seconds; uniform between them.
         reorder: the probability that a message waits, 1 ms at most, until the rank's next one has overtaken it.
         drop: the probability that a message is lost.
-        kill: which rank dies, and when.
+        kill: the rank that dies, and the moment.
         lanes: a pattern, as of file names, of the lanes whose operations are delayed, reordered and dropped.
 
     Raises:
-        ValueError: a seed, a range or a probability that is none.
+        ValueError: a seed, a delay or a probability is not in its range.
     """
 
     seed: int = 0
@@ -79,15 +79,15 @@ class FaultPlan:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 to 1")
 
     def fate(self, kind: str, lane: str, source: int, to: int, round: int, number: int = 0) -> Fate:
-        """Return what befalls an operation; the same wherever and whenever it is asked.
+        """Return an operation's faults, a pure function of the arguments and the seed.
 
         Args:
             kind: `send` for a message; else the collective.
             lane: its name.
-            source: who begins it, as a rank of the world.
-            to: who receives it, as a rank of the world; -1 for a collective.
+            source: the rank of the world that begins it.
+            to: the rank of the world that receives it; -1 for a collective.
             round: the message's, or a collective's number in its lane.
-            number: how many messages of the same pair, lane and round went before.
+            number: number of earlier messages of the same pair, lane and round.
         """
         if not fnmatchcase(lane, self.lanes):
             return Fate(0.0, False, False)

@@ -1,4 +1,4 @@
-"""A lane whose operations are delayed, overtaken, lost, or the last of their rank."""
+"""A lane whose operations are delayed, overtaken or lost, or at which their rank dies."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class FaultyLane(WrapperLane):
     """A lane with faults.
 
     Args:
-        held: the lane without.
-        peer: whose lane it is.
+        held: the lane without faults.
+        peer: the peer of the lane.
         victim: this rank.
         ranks: the lane's, as ranks of the world.
     """

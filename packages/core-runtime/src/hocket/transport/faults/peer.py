@@ -34,7 +34,7 @@ class FaultyPeer(WrapperPeer):
     """A peer with faults; `Faults.wrap` makes the world's.
 
     Args:
-        held: the peer without.
+        held: the peer without faults.
         victim: this rank.
         ranks: the peer's, as ranks of the world.
     """
@@ -72,7 +72,7 @@ class FaultyPeer(WrapperPeer):
 
 
 class _Status(Status):
-    """Counts the steps for the victim, too."""
+    """The held peer's status, which also counts the victim's steps."""
 
     def __init__(self, held: Status, victim: Victim) -> None:
         self._held, self._victim = held, victim
@@ -101,7 +101,7 @@ class _Status(Status):
 
 
 class _Threads(Threads):
-    """Threads that no other rank wakes."""
+    """The held peer's threads, without wake-ups by other ranks."""
 
     def __init__(self, held: Threads) -> None:
         self._held = held
@@ -121,7 +121,7 @@ class _Threads(Threads):
 
 
 class _FaultyWake(Wake):
-    """A wake-up that holds a wake-up, out of the other ranks' reach: their rings would bypass the lanes' faults."""
+    """A wake-up that other ranks cannot ring, as their rings would bypass the lanes' faults."""
 
     def __init__(self, held: Wake) -> None:
         self.hears_everything = held.hears_everything

@@ -22,13 +22,13 @@ _LOOK_S = 1e-6
 
 
 class Clock(ABC):
-    """Begins what was held back."""
+    """A clock that begins held-back operations when they are due."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
     def now(self) -> float:
-        """The time, in seconds."""
+        """Return the time, in seconds."""
         return self._peer.clock.now()
 
     @abstractmethod
@@ -37,14 +37,14 @@ class Clock(ABC):
 
     @abstractmethod
     def look(self, request: FaultyRequest | None = None) -> None:
-        """Begin what this thread holds back and what is due; on a virtual clock a look at `request` takes time."""
+        """Begin this thread's held-back operations that are due; on a virtual clock a look at `request` takes time."""
 
     @abstractmethod
     def wait_until_begun(self, request: FaultyRequest, timeout_s: float) -> None:
-        """Wait until waiting for what `request` holds is safe: it has begun, and no look is needed any more.
+        """Wait until `request` has begun, so that waiting for its held request is safe.
 
         Raises:
-            ExchangeTimeoutError: not in `timeout_s` seconds.
+            ExchangeTimeoutError: it has not begun in `timeout_s` seconds.
         """
 
     def drain(self) -> None:  # noqa: B027 (the simulation begins by itself what is held back)
@@ -71,7 +71,7 @@ class _VirtualClock(Clock):
 
 
 class _WallClock(Clock):
-    """Each thread holds its own operations back and begins them itself: a lane's belong to one thread."""
+    """The wall's clock: each thread holds back its own operations and begins them itself."""
 
     def __init__(self, peer: Peer) -> None:
         super().__init__(peer)
@@ -109,17 +109,17 @@ class _WallClock(Clock):
 
 
 class FaultyRequest(Request):
-    """An operation that begins when it is told to, and not before the one that it has to follow.
+    """An operation that is begun later, and not before the one that it has to follow.
 
     Args:
-        clock: what holds it back.
+        clock: the clock that holds it back.
         start: begins it.
         what: the operation, for messages.
-        timeout_s: how long waits last that do not say, in seconds.
-        before: what must have begun first, if anything.
+        timeout_s: default timeout of waits, in seconds.
+        before: the request that must have begun first, if any.
 
     Attributes:
-        begun: set when it begins, if somebody gave it an event.
+        begun: an event that is set when it begins, if given.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class FaultyRequest(Request):
 
     @property
     def has_begun(self) -> bool:
-        """Whether it is held back no longer."""
+        """Tell whether it has begun."""
         return self._held is not None or self._error is not None
 
     def begin(self) -> None:
@@ -164,7 +164,7 @@ class FaultyRequest(Request):
             self._then.begin()
 
     def begin_now(self) -> None:
-        """Begin, unless something must go first.
+        """Begin, unless another request must go first.
 
         Raises:
             TransportError: the operation is refused.

@@ -1,4 +1,4 @@
-"""State that one rank's peers and lanes share while faults are injected: its clock, death and messages."""
+"""The state that one rank's peers and lanes share for faults: its clock, death and messages."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Key = tuple[int, int]
 
 
 class Victim:
-    """A rank to which faults happen.
+    """A rank with injected faults.
 
     Args:
         peer: its endpoint in the world, without faults.
-        faults: which.
+        faults: the faults.
 
     Attributes:
         clock: holds its operations back.
-        steps: how many it has reported.
-        held_back: what has not begun of its lanes on devices, in order.
+        steps: number of steps that it has reported.
+        held_back: operations of its lanes on devices that have not begun, in order.
     """
 
     def __init__(self, peer: Peer, faults: FaultPlan) -> None:
@@ -41,7 +41,7 @@ class Victim:
         self._to_be_overtaken: list[FaultyRequest] = []
 
     def use(self) -> None:
-        """Count a use of the transport, and die where that is what the faults say."""
+        """Count a use of the transport, and die if the faults say so."""
         kill = self.faults.kill
         if kill is not None and kill.rank == self._peer.rank and self.steps >= kill.step:
             if self._uses == kill.call:
@@ -53,17 +53,17 @@ class Victim:
         self._to_be_overtaken.append(message)
 
     def overtake(self) -> None:
-        """Begin the messages that waited for a later one, which has just been sent."""
+        """Begin the messages that waited for a later one to be sent."""
         messages, self._to_be_overtaken = self._to_be_overtaken, []
         for message in messages:
             message.begin()
 
 
 def kill_rank(peer: Peer) -> NoReturn:
-    """End this rank at once and without a word, as a crash does.
+    """End this rank at once without a message, as a crash does.
 
     Raises:
-        RankKilledError: on a virtual rank, then and at whatever it does next with the transport.
+        RankKilledError: on a virtual rank, now and at its next use of the transport.
     """
     while isinstance(peer, WrapperPeer):
         peer = peer.held

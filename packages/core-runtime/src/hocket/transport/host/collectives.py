@@ -1,4 +1,4 @@
-"""A lane's collectives over shared memory, where it is worth it."""
+"""A lane's collectives over shared memory, where they are faster than messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REMEMBERED = 64
 
 
 class HostCollectives:
-    """What a lane does over shared memory; each method returns None where it does not, on all ranks alike.
+    """The collectives of a lane over shared memory; a method returns None, on all ranks alike, to use messages.
 
     Args:
         lane: its exchanges.
@@ -43,7 +43,7 @@ class HostCollectives:
         self._shared: dict[tuple[int, int, str], tuple[Array, Shared | None]] = {}
 
     def allreduce(self, send: Array, receive: Array) -> HostOperation | None:
-        """Put the sum of all ranks' `send` into everyone's `receive`."""
+        """Put the sum of all ranks' `send` into every rank's `receive`."""
         sends, receives = self._find(send), self._find(receive)
         if sends is None or receives is None:
             return None
@@ -59,7 +59,7 @@ class HostCollectives:
         )
 
     def broadcast(self, data: Array, root: int) -> HostOperation | None:
-        """Copy `data` of rank `root` into everyone's."""
+        """Copy `data` of rank `root` into every rank's."""
         shared = self._find(data)
         if shared is None:
             return None
@@ -90,7 +90,7 @@ class HostCollectives:
         return HostMixer(self._lane, shared)
 
     def _find(self, array: Array) -> Shared | None:
-        """Return everybody's arrays, or None if they are too small or not in shared memory."""
+        """Return all ranks' arrays, or None if they are too small or not in shared memory."""
         if array.nbytes < SMALLEST_BYTES:
             return None
         key = (array.__array_interface__["data"][0], array.nbytes, array.dtype.str)
@@ -104,7 +104,7 @@ class HostCollectives:
 
 
 def open_host_collectives(lane: ProcessLane, capacity_bytes: int) -> HostCollectives | None:
-    """Return what a lane does over shared memory; None, on all ranks alike, where messages are the way.
+    """Return a lane's collectives over shared memory; None, on all ranks alike, to use messages.
 
     Args:
         lane: just opened, by all ranks.
@@ -115,12 +115,12 @@ def open_host_collectives(lane: ProcessLane, capacity_bytes: int) -> HostCollect
 
 
 class HostMixer(Mixer):
-    """Weighted sums of the same places, of which each rank works out a share and writes it where it belongs.
+    """Weighted sums of the same places: each rank computes a share of all sums, and writes it in place.
 
     Args:
         lane: its exchanges.
-        places: of each what everybody gives, [n] floats of one dtype, and where everybody's sum goes, its own of these
-            or other memory.
+        places: of each pair every rank's vector, [n] floats of one dtype, and the place of its sum: the same memory or
+            other.
     """
 
     def __init__(self, lane: HostLane, places: Sequence[tuple[Shared, Shared]]) -> None:
@@ -158,7 +158,7 @@ class HostMixer(Mixer):
 
 
 def _share_of(array: Array, position: int, size: int) -> slice:
-    """Return the elements of `array` that are number `position`'s of `size` to work on: whole cache lines."""
+    """Return share number `position` of `size` shares of `array`, in whole cache lines."""
     lines = -(-array.nbytes // (size * _CACHE_LINE_BYTES))
     numel = lines * _CACHE_LINE_BYTES // array.itemsize
     return slice(min(position * numel, array.size), min((position + 1) * numel, array.size))
@@ -169,7 +169,7 @@ def _sum_share(rank: int, total: TreeSum, sends: Sequence[Array], receives: Sequ
 
     Args:
         rank: this rank.
-        total: for so many arrays of this dtype.
+        total: a sum for this number of arrays and this dtype.
         sends: every rank's, by rank, [n].
         receives: every rank's, by rank, [n]; each its `send`, or other memory.
     """

@@ -1,4 +1,4 @@
-"""Descriptors of another process of this host, opened through /proc: nothing has a name that a killed process leaves.
+"""Descriptors of another process of this host, opened through /proc, so that killed processes leave no names behind.
 
 Needs what reading another process's memory would: the same user, or more, and one PID namespace.
 """
@@ -13,11 +13,11 @@ __all__ = ["Descriptor"]
 
 
 class Descriptor(NamedTuple):
-    """A descriptor of some process, as it tells others; JSON.
+    """A descriptor of a process, in the form sent to others; JSON.
 
     Attributes:
-        path: where others find it as long as it is open.
-        what: what the kernel says it is, for instance `pipe:[123]`.
+        path: its path for others, as long as it is open.
+        what: the kernel's name of it, for instance `pipe:[123]`.
     """
 
     path: str
@@ -33,7 +33,7 @@ class Descriptor(NamedTuple):
         """Open the same thing in this process, and return its number here.
 
         Raises:
-            OSError: it cannot be opened, or another process is found there.
+            OSError: it cannot be opened, or the path is another process's.
         """
         if os.readlink(self.path) != self.what:
             raise FileNotFoundError(errno.ENOENT, "another process has that number here", self.path)

@@ -1,6 +1,6 @@
-"""The end of a job of which one rank does not reach its script's end together with the others.
+"""The end of a job in which one rank does not reach its script's end with the others.
 
-Otherwise such a job hangs: the others wait for the missing rank for ever, and with MPI the missing rank waits for them
+Otherwise such a job hangs: the others wait for the missing rank forever, and with MPI the missing rank waits for them
 in Finalize. Here an uncaught exception or Ctrl-C ends the job at once, after the rank, the step and the cause were
 printed once. A rank that leaves (`sys.exit`, or the script's end) waits for the others
 as long as they do not wait for it; if they do, it ends the job and says so.
@@ -45,12 +45,12 @@ _POLL_S = 0.02
 # Who raises it leaves the word to the rank that it is about.
 _FROM_ANOTHER = (NonFiniteElsewhereError, SessionLeftError)
 
-#: In a message: the rank that speaks, or all, where they fail alike.
+#: In a message: the rank that reports, or all, where they fail alike.
 _WHO = "\0who\0"
 
 
 def announce(message: str, code: int) -> None:
-    """Print `message`, if there is one, and tell the launcher that this rank ends all with exit status `code`."""
+    """Print `message`, if any, and note for the launcher that this rank ends all ranks with exit status `code`."""
     sys.stdout.flush()
     sys.stderr.flush()
     if message:
@@ -60,7 +60,7 @@ def announce(message: str, code: int) -> None:
 
 
 class Endings:
-    """Watches over how this rank ends.
+    """The handlers of this rank's end: uncaught exceptions, and the script's end.
 
     Args:
         peer: its endpoint in the job.
@@ -93,19 +93,19 @@ class Endings:
         self._end(error, f"{lines}hocket: {_WHO} at step {step}: {kind.__name__}: {error}; all ranks end", 1)
 
     def _end(self, error: BaseException | None, message: str, code: int) -> NoReturn:
-        """End the job with `message`, or without a word where another rank has told why it ends."""
-        told = str(error).replace(f"rank {self._peer.rank}", "rank")  # each names itself
-        digest = f"{type(error).__name__} {zlib.crc32(told.encode()):08x}"
-        speaks = self._board is None or self._speaks(self._board, error, digest)
+        """End the job with `message`, or silently if another rank has reported the cause."""
+        text = str(error).replace(f"rank {self._peer.rank}", "rank")  # each names itself
+        digest = f"{type(error).__name__} {zlib.crc32(text.encode()):08x}"
+        reports = self._board is None or self._may_report(self._board, error, digest)
         who = "all ranks" if self._board and _fail_alike(self._board, digest) else f"rank {self._peer.rank}"
-        self._peer.abort(message.replace(_WHO, who) if speaks else "", code)
+        self._peer.abort(message.replace(_WHO, who) if reports else "", code)
 
-    def _speaks(self, board: StatusBoard, error: BaseException | None, digest: str) -> bool:
-        """Return at once on the rank that speaks for all; elsewhere leave it time to end the job.
+    def _may_report(self, board: StatusBoard, error: BaseException | None, digest: str) -> bool:
+        """Return whether this rank reports the cause; on other ranks, leave it time to end the job.
 
-        Where all ranks fail alike (a missing file) the first one speaks. Who has waited too long leaves the
-        word to whoever has failed otherwise: its wait is rather the consequence. Who got another rank's NaN leaves it
-        to that one.
+        Where all ranks fail alike (a missing file) the first one reports. A rank that has waited too long leaves the
+        report to one with another error, as its wait is rather the consequence. A rank with another rank's NaN leaves
+        it to that one.
         """
         if isinstance(error, (ExchangeTimeoutError, *_FROM_ANOTHER)):
             row = board.own()
@@ -118,10 +118,10 @@ class Endings:
     def _announce(
         self, board: StatusBoard, state: RankState, seconds: float, lane: str = "", what: str = ""
     ) -> bool:
-        """Say so, give ranks that do the same at this moment as long, and let those that were first go first.
+        """Show the state, wait for ranks that fail at the same moment, and let earlier ones report.
 
         Returns:
-            Whether no other rank has told, or been about to tell, why the job ends.
+            Whether no other rank reports, or is about to report, the cause.
         """
         board.write(state, lane, what)
         mine = _precedence(board.own())
@@ -167,7 +167,7 @@ class Endings:
             self._end(error, f"hocket: at step {step}, {error}; all ranks end", 1)
 
     def _waiting_for_us(self) -> str:
-        """Say who waits, once they have waited for some time and nobody computes for whom they may wait."""
+        """Return a description of ranks that wait for this one; empty if none do, or while others compute."""
         others = self._board.others() if self._board is not None else []
         waiting = [row for row in others if row.state is RankState.WAITING]
         if not waiting or any(row.state is RankState.COMPUTING for row in others):
@@ -181,7 +181,7 @@ class Endings:
 
 
 def _fail_alike(board: StatusBoard, digest: str) -> bool:
-    """Return whether all other ranks, one at least, have failed with the error that has this digest."""
+    """Return whether all other ranks, at least one, have failed with the error of this digest."""
     others = board.others()
     return bool(others) and all(row.state is RankState.FAILED and row.what == digest for row in others)
 
@@ -191,11 +191,11 @@ def _has_failed(row: RankStatus) -> bool:
 
 
 def _goes_first(row: RankStatus, mine: tuple[bool, float, int]) -> bool:
-    """Return whether a rank tells why the job ends rather than the one that has `mine` for its precedence."""
+    """Return whether a rank reports the cause before the one with the precedence `mine`."""
     failed = row.state in (RankState.FAILED, RankState.GAVE_UP)
     return row.state is RankState.TELLING or (failed and _precedence(row) < mine)
 
 
 def _precedence(row: RankStatus) -> tuple[bool, float, int]:
-    """Return what decides which of several ranks that fail tells why: the one with the least does."""
+    """Return a failed rank's precedence; the rank with the least reports the cause."""
     return row.state is RankState.GAVE_UP, row.since_s, row.rank

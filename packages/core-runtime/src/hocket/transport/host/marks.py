@@ -1,4 +1,4 @@
-"""Counters in shared memory that say how far each rank of a lane is.
+"""Counters in shared memory that show how far each rank of a lane is.
 
 Stores become visible in order, as they do on x86-64: elsewhere no memory is shared (`memory.py`).
 """
@@ -29,7 +29,7 @@ _LAST_BIT = 62
 
 
 class Marks:
-    """Every rank's marks; the own ones are written, the others' read.
+    """The marks of every rank; this rank writes its own and reads the others'.
 
     Args:
         rank: this rank among the lane's.
@@ -44,34 +44,34 @@ class Marks:
         self._own_address = self._addresses[rank]
 
     def set(self, which: int, number: int) -> None:
-        """Say that this rank has come to exchange `number`, and wake who waits for that."""
+        """Mark that this rank has reached exchange `number`, and wake ranks that wait for that."""
         self._own[which] = number
         wake(self._own_address + which * self._own.itemsize)
 
     def behind(self, which: int, number: int, ranks: Iterable[int]) -> int | None:
-        """Return one of `ranks` that has not come to exchange `number`, None if all have."""
+        """Return one of `ranks` that has not reached exchange `number`, None if all have."""
         for rank in ranks:
             if self._marks[rank][which] < number:
                 return rank
         return None
 
     def sleep(self, which: int, number: int, rank: int, longest_s: float) -> None:
-        """Sleep until `rank` comes to exchange `number`, or says anything else of the kind, or for a while."""
+        """Sleep until `rank` reaches exchange `number`, or changes the mark otherwise, or for `longest_s` seconds."""
         said = self._marks[rank][which]
         if said < number:
             wait_while(self._addresses[rank] + which * self._own.itemsize, said, longest_s)
 
     def set_call(self, call: str) -> None:
-        """Say, before `READY` is set, what this rank's exchange is."""
+        """Store, before `READY` is set, a word on this rank's exchange."""
         self._own[_CALL] = zlib.crc32(call.encode())
 
     def others_than(self, call: str, ranks: Iterable[int]) -> list[int]:
-        """Return those of `ranks`, all ready, whose exchange is another one than `call`."""
+        """Return those of `ranks`, all ready, whose exchange is not `call`."""
         expected = zlib.crc32(call.encode())
         return [rank for rank in ranks if self._marks[rank][_CALL] != expected]
 
     def set_nonfinite(self, number: int, ranks: Iterable[int]) -> None:
-        """Say, before `WORKED` is set, whose data held NaN or Inf in exchange `number`; the first time counts."""
+        """Store, before `WORKED` is set, the ranks with NaN or Inf in exchange `number`; the first time counts."""
         whose = 0
         for rank in ranks:
             whose |= 1 << min(rank, _LAST_BIT)

@@ -1,8 +1,8 @@
-"""Memory that all ranks of a host can read, in arenas: one of memfd_create(2) per rank and arena, mapped by all.
+"""Memory that all ranks of a host can read, in arenas: each rank maps a memfd_create(2) of every rank.
 
-It has no name, and a small /dev/shm (64 MB in many containers) is no limit to it: it lives as long as somebody maps it,
-however that process ends. Its pages are reserved when an arena is made, so that a limit is found out by an error, and
-not by a SIGBUS in the middle of training. Where one rank cannot have or see the memory all send messages.
+It has no name, and a small /dev/shm (64 MB in many containers) does not limit it: it lives as long as a process maps
+it, however that process ends. Its pages are reserved when an arena is made, so that a limit shows as an error, and not
+as a SIGBUS in the middle of training. If one rank cannot have or see the memory, all send messages.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _arenas: weakref.WeakSet[_Arena] = weakref.WeakSet()
 
 
 class _Arena(mmap.mmap):
-    """This rank's part of an arena; arrays made from it keep it, and so the others' parts, alive.
+    """The part of an arena that is this rank's; arrays in it keep it, and so the others' parts, alive.
 
     Attributes:
         parts: the other ranks' parts, by rank in the job, as uint8.
-        address: where this rank's part begins.
-        name: the same on all ranks, and no other arena's.
+        address: start of this rank's part.
+        name: the same on all ranks, and unique to the arena.
     """
 
     parts: dict[int, Array]
@@ -59,7 +59,7 @@ class Shared:
 
     Attributes:
         views: the arrays, flat, by rank.
-        addresses: where the arrays begin, in this process, by rank.
+        addresses: starts of the arrays in this process, by rank.
         what: dtype, size and place, the same on all ranks.
     """
 
@@ -69,12 +69,12 @@ class Shared:
 
 
 class HostMemory(Memory):
-    """Allocates for all ranks of a peer, which are on one host.
+    """An allocator of shared memory for all ranks of a peer, which are on one host.
 
     Every rank allocates the same sizes in the same order, so that places can be translated between ranks.
 
     Args:
-        peer: where the ranks tell each other where their memory is.
+        peer: the ranks, to exchange the places of their memory.
         world_ranks: the peer's ranks in the job.
     """
 
@@ -102,7 +102,7 @@ class HostMemory(Memory):
         return find_shared(array, self._world_ranks, self._world_ranks[self._peer.rank])
 
     def _allocate(self, nbytes: int) -> Array | None:
-        """Return `nbytes` zeroed bytes [uint8] that the others can read, None where there are none; collective."""
+        """Return `nbytes` zeroed bytes, uint8, that the others can read; None if impossible; collective."""
         if self.refused:
             return None
         start = -(-self._used // _ALIGNMENT) * _ALIGNMENT
@@ -118,10 +118,10 @@ class HostMemory(Memory):
         name = f"hocket-{uuid.uuid4().hex}"
         own, failure = _reserve(name, nbytes)
         try:
-            told = gather(self._peer, [name, own and Descriptor.of(own), failure])
-            if self._refuse([failure for _, _, failure in told]) or own is None:
+            gathered = gather(self._peer, [name, own and Descriptor.of(own), failure])
+            if self._refuse([failure for _, _, failure in gathered]) or own is None:
                 return None
-            parts, failure = self._open([Descriptor(*descriptor) for _, descriptor, _ in told], nbytes)
+            parts, failure = self._open([Descriptor(*descriptor) for _, descriptor, _ in gathered], nbytes)
             # From here on everybody has opened it.
             if self._refuse(gather(self._peer, failure)):
                 return None
@@ -129,14 +129,14 @@ class HostMemory(Memory):
         finally:
             if own is not None:
                 os.close(own)
-        arena.name, arena.parts = told[0][0], parts
+        arena.name, arena.parts = gathered[0][0], parts
         memory = np.frombuffer(arena, dtype=np.uint8)
         arena.address = memory.ctypes.data
         _arenas.add(arena)
         return memory
 
     def _open(self, descriptors: Sequence[Descriptor], nbytes: int) -> tuple[dict[int, Array], str]:
-        """Map the other ranks' parts, by rank in the job; also return what went wrong, or nothing."""
+        """Map the other ranks' parts, by rank in the job; also return an error's text, or an empty one."""
         parts = {}
         try:
             for rank, descriptor in enumerate(descriptors):
@@ -151,7 +151,7 @@ class HostMemory(Memory):
         return parts, ""
 
     def _refuse(self, failures: Sequence[str]) -> bool:
-        """Share no memory from now on if any rank has failed, and say so once; return whether that is so."""
+        """Stop sharing memory if any rank has failed, with one warning; return whether one has."""
         self.refused = next(filter(None, failures), "")
         if self.refused and self._peer.rank == 0:
             _warn_once(self.refused)
@@ -159,7 +159,7 @@ class HostMemory(Memory):
 
 
 def find_shared(array: Array, world_ranks: Sequence[int], world_rank: int) -> Shared | None:
-    """Return what lies at `array`'s place on each of `world_ranks`, in their order, or None if it is not shared.
+    """Return the arrays at `array`'s place on each of `world_ranks`, in order; None if it is not shared.
 
     Args:
         array: this rank's, contiguous, from `HostMemory.allocate`.
@@ -185,7 +185,7 @@ def find_shared(array: Array, world_ranks: Sequence[int], world_rank: int) -> Sh
 
 
 def why_unshared() -> str:
-    """Return why this process cannot have memory to share; empty if it can."""
+    """Return the reason why this process cannot share memory; empty if it can."""
     descriptor, failure = _reserve("hocket-probe", mmap.PAGESIZE)
     if descriptor is not None:
         os.close(descriptor)
@@ -199,12 +199,12 @@ def _warn_once(why: str) -> None:
 
 def _reserve(name: str, nbytes: int) -> tuple[int | None, str]:
     if not _ORDERED:
-        return None, f"on {platform.machine()} nothing orders what ranks write there"
+        return None, f"on {platform.machine()} writes of ranks to shared memory have no order"
     return reserve(name, nbytes)
 
 
 def reserve(name: str, nbytes: int) -> tuple[int | None, str]:
-    """Return a descriptor of `nbytes` bytes of memory that are really there, or None and what went wrong."""
+    """Return a descriptor of `nbytes` bytes of reserved memory, or None and an error's text."""
     if not hasattr(os, "memfd_create"):
         return None, "this system has no memfd_create"
     descriptor = None

@@ -1,11 +1,11 @@
 """Exchanges over shared memory: the ranks share the work, and write each other's results.
 
-A rank makes an exchange ready when it has ended the one before on the lane: from then on others may read what it
-gives and write what it gets. When those are ready whose memory it touches, it does its part of the work, marks that,
-and has ended when those have marked it too that touch its own memory. No other phase is needed, and no buffer.
+A rank marks an exchange as ready when it has ended the one before on the lane: from then on others may read its input
+and write its result. When the ranks whose memory it touches are ready, it does its part of the work and marks that. It
+has ended when the ranks that touch its own memory have marked theirs. No other phase is needed, and no buffer.
 
-Nobody waits for ranks beyond these: in mixing, ranks of different components may be rounds apart. A rank's numbers only
-grow, so that who is further has also done what is asked for.
+It waits for no other ranks: in mixing, ranks of different components may be rounds apart. A rank's numbers only grow,
+so a rank that is further has passed the awaited mark too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HostLane:
     """The exchanges of one lane, one after the other, matched between ranks by their number.
 
     Args:
-        lane: whose they are.
+        lane: the lane.
         marks: every rank's.
 
     Attributes:
@@ -55,11 +55,11 @@ class HostLane:
         touched: Sequence[int],
         touching: Sequence[int],
     ) -> HostOperation:
-        """Begin an exchange, which comes after those before it.
+        """Begin an exchange, which runs after those before it.
 
         Args:
             what: the operation, for messages.
-            call: all that must agree between the ranks that touch each other's memory.
+            call: facts that must agree between the ranks that touch each other's memory.
             work: this rank's part; returns the ranks in whose data it found NaN or Inf, if it looked.
             touched: the ranks whose memory `work` reads or writes.
             touching: the ranks whose work reads or writes this rank's memory.
@@ -72,7 +72,7 @@ class HostLane:
 
 
 class HostOperation(PendingCall):
-    """One exchange; every `advance` does what can be done. See `HostLane.start`."""
+    """An exchange; every `advance` takes it as far as possible. See `HostLane.start`."""
 
     _yields = True
 
@@ -93,7 +93,7 @@ class HostOperation(PendingCall):
         self._work: Callable[[], Iterable[int]] | None = work
         self._touched, self._touching = touched, touching
         self._ready = self._done = False
-        # Which rank has not come how far: what the last `advance` stopped at, of the lane's first exchange.
+        # The rank and the mark that the last `advance` of the lane's first exchange stopped at.
         self._behind: tuple[int, int] | None = None
         self._error: TransportError | None = None
         self._nonfinite: tuple[int, ...] = ()
@@ -106,13 +106,13 @@ class HostOperation(PendingCall):
 
     @property
     def result(self) -> tuple[int, ...]:
-        """The ranks whose data held NaN or Inf, as far as the ranks looked that worked on this one's."""
+        """Return the ranks whose data held NaN or Inf, as found by the ranks that worked on this one's."""
         return self._nonfinite
 
     def advance(self) -> bool:
-        """Do this rank's part as far as the other ranks are; return whether the exchange is done, or has failed.
+        """Do this rank's part as far as the others allow; return whether the exchange has ended.
 
-        Returns at once where another thread of this process is at it.
+        Returns at once if another thread of this process advances it.
         """
         if self._done:
             return True
@@ -157,9 +157,9 @@ class HostOperation(PendingCall):
         return self._lane.last_wait_s < LONG_WAIT_S
 
     def _sleep(self, longest_s: float) -> None:
-        """Sleep until the lane's first exchange can go on after `advance` has stopped, at most for `longest_s`.
+        """Sleep until the lane's first exchange can go on, at most for `longest_s` seconds.
 
-        Another rank's mark wakes it. What else is under way here may need it sooner, and wakes nobody.
+        Another rank's mark wakes it. Other operations under way here may need it sooner, and do not wake it.
         """
         if self._lane.peer.progress.is_only(self):
             longest_s = CHECK_EVERY_S
@@ -180,7 +180,7 @@ class HostOperation(PendingCall):
         return sorted({*self._touched, *self._touching} - {self._host.rank})
 
     def _waits(self, which: int, ranks: Iterable[int]) -> bool:
-        """Return whether one of `ranks` has not come so far, and note which."""
+        """Return whether one of `ranks` has not reached the mark, and note which."""
         behind = self._host.marks.behind(which, self._number, ranks)
         self._behind = None if behind is None else (which, behind)
         return behind is not None

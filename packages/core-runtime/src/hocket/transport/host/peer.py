@@ -38,13 +38,13 @@ class HostPeer(Peer):
     Args:
         rank: this rank in the group.
         world_ranks: the group's ranks in the job.
-        board: what the ranks of this host are doing; None in a job of one rank.
+        board: the status board of this host's ranks; None in a job of one rank.
         progress: the process's unfinished operations, one for the world and all of its groups.
         failures: the dead among the job's ranks, one for the world and all of its groups.
         session: as of `HostStatus`.
 
     Attributes:
-        waits: how long this rank's waits have been.
+        waits: the length of this rank's last wait.
     """
 
     status: HostStatus
@@ -71,7 +71,7 @@ class HostPeer(Peer):
 
     @property
     def world_rank(self) -> int:
-        """This rank in the whole job."""
+        """Return this rank's number in the whole job."""
         return self._world_ranks[self.rank]
 
     def world_rank_of(self, rank: int) -> int:
@@ -96,73 +96,73 @@ class HostPeer(Peer):
             self.status.board.leave(self._session_key(number), why)
 
     def _session_key(self, number: int) -> int:
-        """Return what tells a session from all others of the job, also of its groups; above 0."""
+        """Return a key of a session, unique in the job, also of its groups; above 0."""
         return 1 + zlib.crc32(f"{self.status.session} {self._world_ranks} {number}".encode())
 
     @abstractmethod
     def _open_session(self, number: int, key: int) -> Peer:
-        """Return this rank's endpoint in a session that the board knows as `key`; collective."""
+        """Return this rank's endpoint in the session with the board's key `key`; collective."""
 
     @property
     @abstractmethod
     def control(self) -> ProcessLane:
-        """The lane on which the ranks meet."""
+        """Return the lane of control messages."""
 
     @abstractmethod
     def abort(self, message: str, code: int = 1) -> NoReturn:
-        """See `Peer.abort`; nothing is printed where `message` is empty."""
+        """End the job; see `Peer.abort`. An empty `message` is not printed."""
 
     @abstractmethod
     def leave(self, where: str) -> Request:
         """Begin to leave the job; done when all of its ranks do.
 
         Args:
-            where: this rank, and that it is at its end, for errors.
+            where: a phrase on this rank at its end, for errors.
         """
 
     def pause(self, seconds: float) -> None:
-        """Sleep at the end of the job, in which another rank may end it."""
+        """Sleep at the end of the job, while another rank may end it."""
         time.sleep(seconds)
 
     @abstractmethod
     def _gather_words(self, own: Array, everyones: Array, what: str) -> PendingCall:
-        """Bring every rank's `own` [n] to everyone's `everyones` [size, n], uint8, under the name `what`.
+        """Gather every rank's `own` [n] into every rank's `everyones` [size, n], uint8; named `what`.
 
-        There are two ranks or more.
+        The peer has two ranks or more.
         """
 
-    def _meet(
+    def _agree_on_call(
         self, what: str, number: int = 0, timeout_s: float | None = None, purpose: str = ""
     ) -> list[int]:
-        """Find out that all ranks are about to do the same here, and return every rank's `number`.
+        """Check that all ranks make the same call here, and return every rank's `number`.
 
         Args:
-            what: they do.
+            what: the call.
             number: this rank's, for instance the length of its data, in bytes.
             timeout_s: seconds to wait at most.
-            purpose: stands in reports; where it is another word than `what`, ranks may never come.
+            purpose: stands in reports; if it differs from `what`, ranks may never make the call.
 
         Raises:
-            TransportError: they are not; names who does what.
+            TransportError: they make different calls; names the ranks and their calls.
         """
         if self.size == 1:
             return [number]
         own = np.frombuffer(_CALL.pack(number, what.encode()[:56]), np.uint8)
         everyones = np.zeros((self.size, own.size), np.uint8)
-        meeting = self._gather_words(own, everyones, purpose or what)
+        gathering = self._gather_words(own, everyones, purpose or what)
         if purpose in ("", what):
-            meeting.wait(timeout_s)
+            gathering.wait(timeout_s)
         else:
-            meeting.wait(timeout_s, is_in_vain=self._nobody_comes)
+            gathering.wait(timeout_s, is_in_vain=self._is_in_vain)
         calls = [_CALL.unpack(row.tobytes()) for row in everyones]
         if len({called for _, called in calls}) > 1:
-            raise TransportError(self._describe_odds([called for _, called in calls]))
+            raise TransportError(self._describe_mismatch([called for _, called in calls]))
         return [their_number for their_number, _ in calls]
 
-    def _nobody_comes(self) -> bool:
+    def _is_in_vain(self) -> bool:
         return self.status.is_waited_for(self.control.name, STUCK_AFTER_S)
 
-    def _describe_odds(self, calls: Sequence[bytes]) -> str:
+    def _describe_mismatch(self, calls: Sequence[bytes]) -> str:
         ranks: dict[bytes, list[int]] = {}
         for rank, called in zip(self._world_ranks, calls, strict=True):
             ranks.setdefault(called, []).append(rank)
@@ -177,11 +177,11 @@ class ProcessLane(Lane):
     """A lane of ranks that are processes.
 
     Args:
-        peer: whose lane it is.
+        peer: the peer of the lane.
         name: stands in messages.
 
     Attributes:
-        last_wait_s: seconds that the last wait took that was not over soon.
+        last_wait_s: length of the last wait that was not brief, in seconds.
     """
 
     def __init__(self, peer: HostPeer, name: str) -> None:
@@ -192,12 +192,12 @@ class ProcessLane(Lane):
 
 
 class PendingCall(Request):
-    """An operation on a lane, and how it is waited for.
+    """An operation on a lane of ranks that are processes, with its wait.
 
     Args:
-        lane: where it takes place.
+        lane: the lane.
         what: the operation, for messages.
-        other: the rank at the other end of a message, or that broadcasts; None where all wait for all.
+        other: the rank at the other end of a message, or the root of a broadcast; None where all wait for all.
     """
 
     __slots__ = ("_lane", "_other", "_what")
@@ -211,11 +211,11 @@ class PendingCall(Request):
         self._other = other
 
     def wait(self, timeout_s: float | None = None, is_in_vain: Callable[[], bool] = never) -> Any:
-        """See `Request.wait`.
+        """Block until done; see `Request.wait`.
 
         Args:
             timeout_s: seconds to wait at most; the peer's own where None.
-            is_in_vain: says now and then whether the wait may end without success, as after its timeout.
+            is_in_vain: called now and then; returns whether to give up as after the timeout.
         """
         check_no_fork()
         peer = self._lane.peer
@@ -238,7 +238,7 @@ class PendingCall(Request):
         return self.result
 
     def _may_be_brief(self) -> bool:
-        """Return whether to look without a pause at first, which other ranks may have to pay with their core."""
+        """Return whether to poll without a pause at first, which may cost other ranks their core."""
         return True
 
     def _sleep(self, longest_s: float) -> None:
@@ -246,12 +246,12 @@ class PendingCall(Request):
         time.sleep(longest_s)
 
     def _look(self) -> bool:
-        """Advance everything that other ranks need of this one, and return whether this is done."""
+        """Advance all operations that other ranks need, and return whether this one is done."""
         self._lane.peer.progress.advance()
         return self.done()
 
     def _look_around(self) -> bool:
-        """Do the same, and look whether all ranks still live: over shared memory nothing fails."""
+        """Do the same, and check that all ranks live, as over shared memory no operation fails."""
         self._lane.peer.status.check(self._describe)
         return self._look()
 
@@ -259,7 +259,7 @@ class PendingCall(Request):
         return f"rank {self._lane.peer.world_rank}: {self._lane.name} ({self._what})"
 
     def _awaited(self) -> list[int]:
-        """Return the ranks of the lane that this waits for, or may wait for."""
+        """Return the ranks of the lane that this operation waits for, or may wait for."""
         others = [rank for rank in range(self._lane.size) if rank != self._lane.rank]
         return others if self._other is None or self._other == self._lane.rank else [self._other]
 

@@ -1,8 +1,8 @@
-"""A status board in memory that a host's ranks share, so that a stall report can name the culprit.
+"""A status board in memory that a host's ranks share, so that a stall report can name the cause.
 
-A stopped or busy rank answers no message; its entry can be read all the same. An entry holds when it was written
+A stopped or busy rank answers no message; its entry can be read all the same. An entry holds the time of its writing
 (float64, seconds of the host's monotonic clock), the step and the state (int64), and the lane and the operation that
-it waits for.
+the rank waits for.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _ASKED = 1 << 40
 
 
 class StatusBoard:
-    """The entries of this host's ranks, in a page of each; anonymous memory, which no killed rank leaves behind.
+    """The entries of this host's ranks, one page each, in anonymous memory, which no killed rank leaves behind.
 
     Args:
         rank: this rank in the job.
         allgather: collective over all ranks of the job.
 
     Attributes:
-        ranks: the host's, as ranks of the job; one whose page cannot be seen has no entry.
-        step: how many steps this rank has ended.
+        ranks: the host's, numbered as in the job; one whose page cannot be seen has no entry.
+        step: number of steps that this rank has ended.
     """
 
     def __init__(self, rank: int, allgather: Callable[[Any], list[Any]]) -> None:
@@ -60,10 +60,12 @@ class StatusBoard:
         own, _ = reserve("hocket-status", mmap.PAGESIZE)
         try:
             host = _host()
-            told = allgather([host, own and Descriptor.of(own)])
-            self.ranks = [other for other, (theirs, _) in enumerate(told) if theirs == host]
+            gathered = allgather([host, own and Descriptor.of(own)])
+            self.ranks = [other for other, (theirs, _) in enumerate(gathered) if theirs == host]
             self._own = mmap.mmap(-1 if own is None else own, mmap.PAGESIZE)
-            self._pages = {other: page for other in self.ranks if (page := self._open(other, told[other][1]))}
+            self._pages = {
+                other: page for other in self.ranks if (page := self._open(other, gathered[other][1]))
+            }
             self.write(RankState.COMPUTING)
             allgather(None)  # from here on everybody has opened it, and has an entry
         finally:
@@ -83,13 +85,13 @@ class StatusBoard:
             os.close(number)
 
     def write(self, state: RankState, lane: str = "", what: str = "") -> None:
-        """Show what this rank is doing from now on."""
+        """Show this rank's state from now on."""
         place = (lane.encode()[:64], what.encode()[:64])
         # Not `pack_into`, which fills the entry with zeros first: another rank may read it at any time.
         self._own[: _ENTRY.size] = _ENTRY.pack(time.monotonic(), self.step, state, *place)
 
-    def tell_what_lasts(self) -> None:
-        """Tell other hosts of this rank's state, if it has lasted; a wait calls it now and then."""
+    def publish_lasting_state(self) -> None:
+        """Send this rank's state to other hosts, if it has lasted; a wait calls it now and then."""
 
     def leave(self, session: int, why: str) -> None:
         """Show that this rank has left a session, for good."""
@@ -101,7 +103,7 @@ class StatusBoard:
         self._own[place : place + 8] = left[:8]
 
     def left(self, session: int, after_s: float = HEARD_AFTER_S) -> tuple[int, str] | None:
-        """Return a rank that has left a session, and why; None where nobody has, or only for less than `after_s`."""
+        """Return a rank that left a session at least `after_s` seconds ago, and the reason; else None."""
         latest_s = time.monotonic() - after_s
         for rank, page in self._pages.items():
             for number in range(_MOST_LEFT):
@@ -120,7 +122,7 @@ class StatusBoard:
 
 
 def _host() -> str:
-    """Return what two processes of one host have in common, and no others."""
+    """Return an identifier of this host, equal for its processes alone."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return socket.gethostname() + (boot.read_text() if boot.exists() else "")
 
@@ -135,22 +137,22 @@ def _text(raw: bytes) -> str:
 
 
 class Failures:
-    """Finds out which ranks of the job have died: none, where the transport cannot tell."""
+    """The dead ranks of the job, as far as the transport can tell; here none."""
 
     _next_look_s = 0.0
 
     def dead(self) -> list[int]:
-        """Return the ranks of the job that have died, in the order in which that became known; never blocks."""
+        """Return the ranks of the job that have died, in the order of detection; never blocks."""
         return []
 
     def check(self, where: Callable[[], str]) -> None:
-        """Look whether a rank has died, at most ten times a second.
+        """Check that no rank has died, at most ten times a second.
 
         Args:
-            where: who asks, and what it waits for.
+            where: a phrase on this rank and its wait, for the error.
 
         Raises:
-            PeerLostError: one has.
+            PeerLostError: a rank has died.
         """
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
@@ -160,24 +162,24 @@ class Failures:
                 raise self.lost(where(), dead)
 
     def explain(self, where: str, error: Exception) -> TransportError:
-        """Return what an error of the transport's own means: PeerLostError if a rank has died."""
+        """Return an error for one of the transport's own: PeerLostError if a rank has died."""
         dead = self.dead()
         return self.lost(where, dead) if dead else TransportError(f"{where}: {error}")
 
     def lost(self, where: str, dead: Sequence[int]) -> PeerLostError:
-        """Return the error of a rank that others' deaths end, `where` it finds out."""
+        """Return the error of a rank that other ranks' deaths end; `where` is a phrase on its wait."""
         return PeerLostError(f"{where}: {number_ranks(dead)} {'has' if len(dead) == 1 else 'have'} died")
 
 
 class HostStatus(Status):
-    """What is known of a group's ranks on this host, and who of the job has died.
+    """The status of a group's ranks on this host, and the dead ranks of the job.
 
     Args:
         rank: this rank, numbered as in the job.
         ranks: the group's, numbered as in the job.
         board: of this host's ranks; None where there is none.
         failures: the dead among the job's ranks.
-        session: to which the group belongs, as the board names sessions; 0 for none.
+        session: the board's key of the group's session; 0 for none.
     """
 
     def __init__(
@@ -194,14 +196,12 @@ class HostStatus(Status):
 
     @property
     def spans_hosts(self) -> bool:
-        """Whether some of the group's ranks are on another host, as far as this one can tell."""
+        """Tell whether some of the group's ranks are on another host, as far as this one can tell."""
         return self.board is None or not set(self._ranks) <= set(self.board.ranks)
 
     def others(self) -> list[RankStatus]:
-        """Return what is known of the group's other ranks: at least those of this host."""
-        return (
-            [] if self.board is None else [told for told in self.board.others() if told.rank in self._ranks]
-        )
+        """Return the known states of the group's other ranks: at least those of this host."""
+        return [] if self.board is None else [row for row in self.board.others() if row.rank in self._ranks]
 
     def note_waiting(self, what: str, lane: str) -> None:
         if self.board is not None:
@@ -219,15 +219,15 @@ class HostStatus(Status):
     def describe(self) -> str:
         others = self.others()
         elsewhere = len(self._unknown(others)) if self.board is not None else 0
-        told = [summarise(others), f"{elsewhere} ranks are on other hosts" if elsewhere else ""]
-        return "; ".join(filter(None, told))
+        parts = [summarise(others), f"{elsewhere} ranks are on other hosts" if elsewhere else ""]
+        return "; ".join(filter(None, parts))
 
     def _unknown(self, others: Sequence[RankStatus]) -> set[int]:
-        """Return the group's ranks of which nothing is known."""
-        return set(self._ranks) - {self._rank} - {told.rank for told in others}
+        """Return the group's ranks with unknown states."""
+        return set(self._ranks) - {self._rank} - {row.rank for row in others}
 
     def describe_stall(self, site: WaitSite, outcome: str) -> str:
-        """Return a sentence on this rank's wait at `site` that does not end."""
+        """Return a sentence on this rank's long wait at `site`."""
         return describe_stall(self._rank, site, self.others(), outcome)
 
     def ask_to_end(self) -> None:
@@ -241,10 +241,10 @@ class HostStatus(Status):
         self.check(lambda: f"rank {self._rank}")
 
     def check(self, where: Callable[[], str]) -> None:
-        """Look whether a rank has died, or has left the session; `where` says who asks, and what it waits for.
+        """Check that no rank has died or left the session; `where` is a phrase on this rank and its wait.
 
         Raises:
-            PeerLostError: one has.
+            PeerLostError: a rank has.
         """
         self.failures.check(where)
         now_s = time.monotonic()
@@ -255,20 +255,20 @@ class HostStatus(Status):
                 raise SessionLeftError(f"{where()}: rank {left[0]} {left[1]}")
 
     def is_waited_for(self, lane: str, seconds: float) -> bool:
-        """Return whether others, after as many steps, have long waited elsewhere, and nobody computes.
+        """Return whether all others, after as many steps, have long waited elsewhere.
 
         Args:
             lane: where this rank waits.
-            seconds: how long the others have to have waited.
+            seconds: the least time that the others must have waited.
         """
         others = self.others()
-        elsewhere = [told for told in others if told.state is RankState.WAITING and told.lane != lane]
+        elsewhere = [row for row in others if row.state is RankState.WAITING and row.lane != lane]
         # Somebody of whom nothing is known may compute.
         if self.board is None or self._unknown(others) or not elsewhere:
             return False
-        step, since_s = self.board.step, max(told.since_s for told in elsewhere)
+        step, since_s = self.board.step, max(row.since_s for row in elsewhere)
         return (
-            all(told.state is not RankState.COMPUTING for told in others)
-            and all(told.step >= step for told in elsewhere)
+            all(row.state is not RankState.COMPUTING for row in others)
+            and all(row.step >= step for row in elsewhere)
             and time.monotonic() - since_s > seconds
         )

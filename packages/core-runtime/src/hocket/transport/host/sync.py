@@ -1,8 +1,8 @@
 """Locks and waits between processes that share memory: glibc's robust mutexes and Linux's futexes, by ctypes.
 
-A mutex is robust: the kernel releases that of a process which has died, and tells the next one. A futex lets a process
-sleep until another has changed a number in shared memory; it costs nothing meanwhile. Nothing here is a fence: memory
-is shared only where the processor keeps the order of writes (`memory.py`).
+A mutex is robust: the kernel releases a dead process's, and notifies the next one. A futex lets a process
+sleep until another has changed a number in shared memory; it costs nothing meanwhile. No function here is a fence:
+memory is shared only where the processor keeps the order of writes (`memory.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ for _library in (_at_once, _blocking) if _HAS_FUTEX else ():
 
 
 class OwnerDiedError(Exception):
-    """The process that held a mutex has died; what it guards may be half done."""
+    """The death of a process that held a mutex; the guarded data may be half written."""
 
 
 def _timespec(seconds: float) -> _Timespec:
@@ -62,9 +62,9 @@ def is_available() -> bool:
 
 
 def wait_while(address: int, number: int, longest_s: float) -> None:
-    """Sleep while the number at `address` is `number`, until `wake` is called for it, or for `longest_s` seconds.
+    """Sleep while the number at `address` is `number`, until a call of `wake`, or for `longest_s` seconds.
 
-    Of an int64 the lower half is compared. May return early, for no reason.
+    Of an int64 the lower half is compared. It may return early without a reason.
     """
     if _HAS_FUTEX:
         _blocking.syscall(_NUMBER, address, _WAIT, number & 0xFFFFFFFF, _timespec(longest_s))
@@ -92,7 +92,7 @@ class RobustMutex:
         self._address = ctypes.c_void_p(memory.ctypes.data)
 
     def initialise(self) -> None:
-        """Make the memory a mutex; by one process, before any uses it."""
+        """Initialise the memory as a mutex; one process calls it before any uses it."""
         attributes = ctypes.create_string_buffer(64)
         _at_once.pthread_mutexattr_init(attributes)
         _at_once.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED)
@@ -102,17 +102,17 @@ class RobustMutex:
             raise OSError(status, os.strerror(status))
 
     def acquire(self, longest_s: float) -> bool:
-        """Take the lock, and return whether that was possible within `longest_s`.
+        """Take the lock, and return whether that succeeded within `longest_s` seconds.
 
         Raises:
-            OwnerDiedError: who held it has died, now or before; it is not taken, and will not be any more.
+            OwnerDiedError: its holder has died, now or before; the lock is not taken, and never will be again.
         """
         status: int = _at_once.pthread_mutex_trylock(self._address)
         if status == errno.EBUSY and longest_s > 0:
             until = _timespec(time.time() + longest_s)
             status = _blocking.pthread_mutex_timedlock(self._address, ctypes.byref(until))
         if status == errno.EOWNERDEAD:
-            # Released without being declared consistent: nobody gets it any more, and everybody is told.
+            # Released without being declared consistent: no process can take it any more, and each gets an error.
             _at_once.pthread_mutex_unlock(self._address)
         if status in (errno.EOWNERDEAD, errno.ENOTRECOVERABLE):
             raise OwnerDiedError
@@ -121,5 +121,5 @@ class RobustMutex:
         return status == 0
 
     def release(self) -> None:
-        """Give the lock back; by the thread that took it."""
+        """Release the lock; called by the thread that took it."""
         _at_once.pthread_mutex_unlock(self._address)

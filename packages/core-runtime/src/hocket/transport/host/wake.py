@@ -1,4 +1,4 @@
-"""Wake-ups between the ranks of a host: a pipe, whose writing end the others open through /proc.
+"""Wake-ups between the ranks of a host: pipes, whose writing ends the others open through /proc.
 
 Measured on 2 cores: to ring and be woken takes 5 us of CPU and 11 us there and back; a UNIX datagram costs twice
 that, and its queue holds as few as 10 rings. A pipe reached through /proc leaves no name behind, however a process
@@ -29,7 +29,7 @@ _OWN = _RING.pack(-1, 0, 0)
 
 
 class HostWake(Wake):
-    """Wakes one thread of this process, for the ranks of this host."""
+    """A wake-up of one thread of this process, by ranks of this host."""
 
     hears_everything = False
 
@@ -44,9 +44,9 @@ class HostWake(Wake):
 
     def connect(self, peer: Ranks, key: int) -> Bells:
         host = _host()
-        told = gather(peer, [host, Descriptor.of(self._writing), key])
+        gathered = gather(peer, [host, Descriptor.of(self._writing), key])
         pipes: dict[int, tuple[int, int]] = {}
-        for rank, (their_host, their_pipe, their_key) in enumerate(told):
+        for rank, (their_host, their_pipe, their_key) in enumerate(gathered):
             if rank != peer.rank and their_host == host:
                 descriptor = self._open(Descriptor(*their_pipe))
                 if descriptor is not None:
@@ -81,11 +81,11 @@ class HostWake(Wake):
 
 
 class _HostConnection(Bells):
-    """Pipes to the other ranks of a peer.
+    """The pipes to the other ranks of a peer.
 
     Args:
-        pipes: by rank, for those in reach: a descriptor, and the connection's key there.
-        heard: the ranks that this one is in reach of.
+        pipes: by rank, for ranks in reach: a descriptor, and the connection's key there.
+        heard: the ranks that can wake this one.
     """
 
     def __init__(self, pipes: dict[int, tuple[int, int]], heard: frozenset[int]) -> None:
@@ -114,6 +114,6 @@ def _write(descriptor: int, ring: bytes) -> bool:
 
 
 def _host() -> list[str]:
-    """Return what two processes have in common that see each other's /proc."""
+    """Return an identifier that is equal for processes that see each other's /proc."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return [boot, os.readlink("/proc/self/ns/pid")]

@@ -1,4 +1,4 @@
-"""Where other hosts may reach this one: its addresses, and a socket that listens at all of them."""
+"""The addresses of this host for other hosts, and a socket that listens at all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def listen(ports: range | None, backlog: int) -> socket.socket:
     """Return a socket that listens at all of this host's addresses, on one of `ports` or on any port.
 
     Raises:
-        UserError: none of them is free.
+        UserError: none of the ports is free.
     """
     for port in ports or [0]:
         for family in (socket.AF_INET6, socket.AF_INET):
@@ -38,9 +38,7 @@ def listen(ports: range | None, backlog: int) -> socket.socket:
                 if error.errno == errno.EADDRINUSE:
                     break
                 if family == socket.AF_INET:
-                    raise UserError(
-                        f"no connection can be listened for on port {port}: {error.strerror}"
-                    ) from error
+                    raise UserError(f"cannot listen on port {port}: {error.strerror}") from error
     assert ports
     raise UserError(
         f"none of the ports {ports[0]} to {ports[-1]} of HOCKET_PORTS is free: each rank of a host needs one of them"
@@ -53,7 +51,7 @@ def _listener(family: socket.AddressFamily, port: int, backlog: int) -> socket.s
 
 
 def network_host() -> str:
-    """Return what two processes have in common that have the same network interfaces, and no others."""
+    """Return an identifier that is equal for processes with the same network interfaces alone."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/net')}"
@@ -61,7 +59,7 @@ def network_host() -> str:
 
 
 def route_to(host: str, port: int) -> tuple[Address, Address]:
-    """Return the address with which this host reaches another, and that of the other."""
+    """Return the address of this host that reaches another, and the other's."""
     for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.connect(place)  # sends nothing
@@ -92,8 +90,8 @@ def _ipv4_addresses() -> Iterator[Address]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address
-                told = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                yield socket.inet_ntoa(told[20:24])
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                yield socket.inet_ntoa(answer[20:24])
 
 
 def _ipv6_addresses() -> Iterator[Address]:

@@ -1,9 +1,8 @@
-"""How a rank finds the other ranks of its job, and of this attempt at it, among all that ever use a store.
+"""The search of a rank for the others of its job and attempt, among all users of a store.
 
-Two jobs that were given one port by mistake find one store. A launcher's store outlives an attempt that failed, and
-what launchers call an attempt differs between hosts after a death. So rank 0 draws a token for each attempt, and every
-other rank takes its place under it: once, for a second one of that number is another job's, or finds an attempt that is
-over.
+Two jobs with one port, by mistake, find one store. A launcher's store outlives an attempt that failed, and launchers'
+numbers of an attempt differ between hosts after a death. So rank 0 draws a token for each attempt, and every other rank
+registers under it: once, as a second one of that number is another job's, or has found an attempt that is over.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from hocket.transport.waiting import wait
 __all__ = ["Member", "join_attempt"]
 
 _ATTEMPT = "attempt"
-# Two jobs begin at about the same time, if their ranks can meet at all: so long ranks with different programs wait for
+# Two jobs begin at about the same time, if they share a store at all: so long ranks with different programs wait for
 # a word that there are two. One job may have them, too.
 _SUSPICION_S = 5.0
 _RANK_OPTION = re.compile(r"--?[\w-]*rank(=.*)?")
 
 
 class Member(NamedTuple):
-    """What a rank says of the job that it belongs to; JSON.
+    """The facts of a rank about its job; JSON.
 
     Attributes:
-        job: what its launcher calls it; empty where it has no name.
-        size: how many ranks it has.
-        program: its command and folder, but for options that say which rank this is.
-        host: where it runs.
+        job: its launcher's name for it; empty if it has none.
+        size: number of its ranks.
+        program: its command and folder, without options that give the rank.
+        host: the rank's host.
     """
 
     job: str
@@ -51,7 +50,7 @@ class Member(NamedTuple):
 
     @classmethod
     def own(cls, rendezvous: Rendezvous) -> Member:
-        """Return what this process says."""
+        """Return the facts of this process."""
         words = list(sys.argv)
         for place in range(len(words) - 1, -1, -1):
             if option := _RANK_OPTION.fullmatch(words[place]):
@@ -61,7 +60,7 @@ class Member(NamedTuple):
 
 
 class _AttemptOverError(Exception):
-    """The attempt is over, and another one has begun."""
+    """The error that an attempt is over, and another one has begun."""
 
 
 def join_attempt(store: Store, rendezvous: Rendezvous, member: Member | None = None) -> StoreRanks:
@@ -69,12 +68,12 @@ def join_attempt(store: Store, rendezvous: Rendezvous, member: Member | None = N
 
     Args:
         store: all ranks', and perhaps other jobs'.
-        rendezvous: this rank, and its time.
-        member: this process, in words.
+        rendezvous: this rank, and its timeout.
+        member: the facts of this process.
 
     Raises:
-        UserError: another job uses the store; says whose.
-        ExchangeTimeoutError: some ranks did not come; names them.
+        UserError: another job uses the store; names both jobs.
+        ExchangeTimeoutError: some ranks did not join; names them.
     """
     own = member or Member.own(rendezvous)
     while True:
@@ -83,12 +82,12 @@ def join_attempt(store: Store, rendezvous: Rendezvous, member: Member | None = N
             if rendezvous.lasts and _is_followed(store, token, rendezvous):
                 continue
             _refuse(
-                store, rendezvous, f"a second rank {rendezvous.rank} has come ({own.program} on {own.host})"
+                store, rendezvous, f"there is a second rank {rendezvous.rank} ({own.program} on {own.host})"
             )
         ranks = StoreRanks(PrefixStore(token, store), rendezvous)
         look = _Look(store, token)
         try:
-            members = [Member(*told) for told in ranks.gather(own, look.check)]
+            members = [Member(*facts) for facts in ranks.gather(own, look.check)]
         except _AttemptOverError:
             continue
         _compare(store, rendezvous, members)
@@ -102,7 +101,7 @@ def _begin(store: Store) -> str:
 
 
 def _present(store: Store, rendezvous: Rendezvous) -> str:
-    """Return the token of the attempt that rank 0 has begun last."""
+    """Return the token of the newest attempt of rank 0."""
     wait(
         lambda: bool(store.check([_ATTEMPT])),
         rendezvous.timeout_s,
@@ -115,7 +114,7 @@ def _present(store: Store, rendezvous: Rendezvous) -> str:
 
 
 def _is_followed(store: Store, token: str, rendezvous: Rendezvous) -> bool:
-    """Wait for the attempt after one in which this rank's place is taken, as its process has ended."""
+    """Wait for the attempt after one in which this rank's place is taken; return whether there is one."""
     wait(
         lambda: store.get(_ATTEMPT).decode() != token,
         rendezvous.timeout_s,
@@ -128,7 +127,7 @@ def _is_followed(store: Store, token: str, rendezvous: Rendezvous) -> bool:
 
 
 class _Look:
-    """Looks now and then whether an attempt is still the present one, and whether ranks of two jobs have met."""
+    """A repeated check that an attempt is still the newest one, and that no other job uses the store."""
 
     def __init__(self, store: Store, token: str) -> None:
         self._store, self._token = store, token
@@ -142,7 +141,7 @@ class _Look:
 
 
 def _compare(store: Store, rendezvous: Rendezvous, members: Sequence[Member]) -> None:
-    """Refuse ranks of several jobs: told apart by their name or size, or by their programs where there is more."""
+    """Refuse ranks of several jobs, which differ in name or size, or else in their programs."""
     first = members[0]
     others = [rank for rank, member in enumerate(members) if member[:2] != first[:2]]
     suspects = [rank for rank, member in enumerate(members) if member.program != first.program]
@@ -153,17 +152,17 @@ def _compare(store: Store, rendezvous: Rendezvous, members: Sequence[Member]) ->
             others = suspects if store.check([CONFLICT]) else []
     if others:
         rank = rendezvous.rank if rendezvous.rank in others else others[0]
-        _refuse(store, rendezvous, f"{_told(0, first)}, and {_told(rank, members[rank])}")
+        _refuse(store, rendezvous, f"{_describe(0, first)}, and {_describe(rank, members[rank])}")
 
 
-def _told(rank: int, member: Member) -> str:
+def _describe(rank: int, member: Member) -> str:
     name = f"job {member.job}, " if member.job else ""
     return f"rank {rank} of {member.size} is {name}`{member.program}` on {member.host}"
 
 
-def _refuse(store: Store, rendezvous: Rendezvous, told: str) -> NoReturn:
-    store.set(CONFLICT, told)
+def _refuse(store: Store, rendezvous: Rendezvous, fault: str) -> NoReturn:
+    store.set(CONFLICT, fault)
     raise UserError(
-        f"ranks of two jobs meet at the store at {rendezvous.host} port {rendezvous.port}: {told}: give each job a "
+        f"ranks of two jobs use the store at {rendezvous.host} port {rendezvous.port}: {fault}: give each job a "
         "MASTER_PORT of its own"
     )

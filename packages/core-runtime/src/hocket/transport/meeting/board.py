@@ -1,7 +1,6 @@
-"""The status board of a job over several hosts: the store holds what the ranks of others cannot read in memory.
+"""The status board of a job over several hosts: the store holds the entries of ranks on other hosts.
 
-A wait goes there when it has lasted a second; each step, and what is about the job's end, at once. On one host nothing
-does.
+A wait is stored after a second; each step, and states at the job's end, at once. On one host nothing is stored.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class JobBoard(StatusBoard):
 
     Args:
         rank: this rank in the job.
-        size: how many there are.
+        size: number of ranks.
         allgather: collective over all of them.
         store: all ranks'.
     """
@@ -42,25 +41,28 @@ class JobBoard(StatusBoard):
         self._store = store
         self._read_s = -math.inf
         self._asked_s, self._heard = time.monotonic(), 0
-        self._told = RankStatus(rank, time.monotonic(), 0, RankState.COMPUTING)
+        self._shown = RankStatus(rank, time.monotonic(), 0, RankState.COMPUTING)
         self._elsewhere: list[int] = []
         self._read: list[RankStatus] = []
-        store.set(_key(rank), _entry(self._told))
+        store.set(_key(rank), _entry(self._shown))
         super().__init__(rank, allgather)
         self._elsewhere = [other for other in range(size) if other != rank and other not in self._pages]
 
     def write(self, state: RankState, lane: str = "", what: str = "") -> None:
         super().write(state, lane, what)
-        brief = state is RankState.WAITING or (state, self.step) == (self._told.state, self._told.step)
+        brief = state is RankState.WAITING or (state, self.step) == (
+            self._shown.state,
+            self._shown.step,
+        )
         if self._elsewhere and not brief:
-            self._tell()
+            self._publish()
 
-    def tell_what_lasts(self) -> None:
-        """Tell the other hosts of this rank's state, if it has lasted."""
+    def publish_lasting_state(self) -> None:
+        """Send this rank's state to other hosts, if it has lasted."""
         if self._elsewhere:
             own = self.own()
-            if own.since_s != self._told.since_s and time.monotonic() - own.since_s > _TELL_AFTER_S:
-                self._tell()
+            if own.since_s != self._shown.since_s and time.monotonic() - own.since_s > _TELL_AFTER_S:
+                self._publish()
 
     def leave(self, session: int, why: str) -> None:
         super().leave(session, why)
@@ -74,23 +76,23 @@ class JobBoard(StatusBoard):
             # By the next question the rank itself has had time to end the job.
             heard = self._heard == session or not after_s
             self._heard = session if self._store.has(_left_key(session)) else 0
-            if heard and self._heard and (told := self._store.get([_left_key(session)])):
-                rank, why = json.loads(told[0])
+            if heard and self._heard and (entries := self._store.get([_left_key(session)])):
+                rank, why = json.loads(entries[0])
                 return rank, why
         return found
 
-    def _tell(self) -> None:
-        self._told = self.own()
-        self._store.set(_key(self._rank), _entry(self._told))
+    def _publish(self) -> None:
+        self._shown = self.own()
+        self._store.set(_key(self._rank), _entry(self._shown))
 
     def unheard(self) -> list[int]:
-        """Return the ranks of whom nothing is known any more, as the store is gone with the rank that ran it."""
+        """Return the ranks with unknown states, as the store ended with the rank that ran it."""
         return self._elsewhere if self._store.gone else []
 
     def others(self) -> list[RankStatus]:
         if self._elsewhere and time.monotonic() - self._read_s > _READ_EVERY_S:
-            told = self._store.get([_key(rank) for rank in self._elsewhere])
-            self._read = [_row(rank, entry) for rank, entry in zip(self._elsewhere, told, strict=False)]
+            entries = self._store.get([_key(rank) for rank in self._elsewhere])
+            self._read = [_row(rank, entry) for rank, entry in zip(self._elsewhere, entries, strict=False)]
             self._read_s = time.monotonic()
         return sorted([*super().others(), *self._read], key=lambda row: row.rank)
 

@@ -1,4 +1,4 @@
-"""Where the ranks of a job meet."""
+"""The rendezvous of a job's ranks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Rendezvous:
 
     Attributes:
         rank: this process's.
-        size: how many ranks the job has.
+        size: number of the job's ranks.
         host: the store's, by name or address.
         port: the store's.
-        prefix: of the keys, no other job's of the same store: the launcher's name for the job.
-        serves: whether this rank runs the store; nobody does where a launcher does.
-        ports: that this rank may listen on, where a firewall lets only some pass; any where None.
-        timeout_s: how long ranks wait for each other here, in seconds.
+        prefix: of the keys, unique among the jobs of a store: the launcher's name for the job.
+        serves: whether this rank runs the store; no rank does where a launcher does.
+        ports: the ports that this rank may listen on, where a firewall lets only some pass; any where None.
+        timeout_s: longest wait of ranks for each other here, in seconds.
         lasts: whether the store outlives an attempt that has failed, as a launcher's does.
-        job: what the launcher calls the job; ranks of another one are refused. Empty where it has no name.
+        job: the launcher's name for the job, empty if it has none; ranks of another one are refused.
 
     Raises:
-        UserError: no such rank.
+        UserError: there is no such rank.
     """
 
     rank: int
@@ -53,7 +53,7 @@ def parse_ports(text: str) -> range:
     """Return the ports of, for instance, `20000-20100`.
 
     Raises:
-        UserError: it is no such range.
+        UserError: the text is no such range.
     """
     found = re.fullmatch(r"\s*(\d{1,9})\s*-\s*(\d{1,9})\s*", text)
     if found is None or not 0 < int(found[1]) <= int(found[2]) <= _LAST_PORT:

@@ -1,4 +1,4 @@
-"""A job's TCPStore: how it is opened, and what ranks leave for each other there."""
+"""A job's TCPStore: its opening, and the entries of ranks for each other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ANSWERING_S = 5.0
 
 
 def serve_store(port: int = 0) -> TCPStore:
-    """Run a store, on any port where that is 0, for ranks that none of themselves serves; it ends with the object."""
+    """Run a store for ranks that serve none themselves, on any port for 0; it ends with the object."""
     return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
 
 
@@ -43,7 +43,7 @@ def open_store(rendezvous: Rendezvous) -> Store:
     """Return the job's store.
 
     Raises:
-        UserError: it cannot be reached, or, on the rank that runs it, be opened.
+        UserError: it cannot be reached, or cannot be opened on the rank that runs it.
     """
     place = (rendezvous.host, rendezvous.port)
     # torch's own attempts print paragraphs, and heed no Ctrl-C.
@@ -90,7 +90,7 @@ def _make(rendezvous: Rendezvous) -> TCPStore | Exception:
 
 
 def _tell_of_conflict(rendezvous: Rendezvous) -> None:
-    """Tell the ranks of another job, if one has this rank's port, that they may meet this one's."""
+    """Warn the ranks of another job with this port, if there is one, that two jobs may share a store."""
     with contextlib.suppress(RuntimeError, ValueError, OSError):
         socket.create_connection((rendezvous.host, rendezvous.port), LOOK_EVERY_S).close()
         store = TCPStore(
@@ -104,10 +104,10 @@ def _tell_of_conflict(rendezvous: Rendezvous) -> None:
 
 
 def _try(rendezvous: Rendezvous, what: str, call: Callable[[], object], longest_s: float) -> None:
-    """Make a call again and again until it succeeds.
+    """Repeat a call until it succeeds.
 
     Raises:
-        UserError: it does not in time.
+        UserError: it does not succeed in time.
     """
     end_s = time.monotonic() + longest_s
     while True:
@@ -132,13 +132,13 @@ def _refusal(rendezvous: Rendezvous, what: str, cause: str) -> UserError:
 
 
 class StoreEntries:
-    """What ranks leave for each other in a store; it is given up where it is gone, with the rank that ran it.
+    """The ranks' entries in a store, which is given up when the rank that ran it has ended.
 
     Args:
         store: all ranks'.
 
     Attributes:
-        gone: whether the store is used no more, as it does not answer.
+        gone: whether the store is no longer used, as it does not answer.
     """
 
     def __init__(self, store: Store) -> None:
@@ -147,28 +147,28 @@ class StoreEntries:
         self.gone = False
 
     def set(self, key: str, value: str) -> None:
-        """Leave a value there for the others; microseconds."""
+        """Store a value for the other ranks; microseconds."""
         self._call(self._store.set, key, value)
 
     def get(self, keys: list[str]) -> list[bytes]:
-        """Return values that have been left, none where the store is gone."""
+        """Return stored values, none if the store is gone."""
         return self._ask(self._store.multi_get, keys) or []
 
     def has(self, key: str) -> bool:
-        """Return whether a value has been left."""
+        """Return whether a value is stored."""
         return bool(self._ask(self._store.check, [key]))
 
     def _ask(self, question: Callable[[list[str]], Any], keys: list[str]) -> Any:
-        told: list[Any] = []
+        answers: list[Any] = []
         if not self.gone:
             # On a thread, as torch waits without an end for a store whose process has been stopped.
             asking = threading.Thread(
-                target=lambda: told.append(self._call(question, keys)), name="hocket asking", daemon=True
+                target=lambda: answers.append(self._call(question, keys)), name="hocket asking", daemon=True
             )
             asking.start()
             asking.join(_ANSWERING_S)
             self.gone |= asking.is_alive()
-        return None if self.gone or not told else told[0]
+        return None if self.gone or not answers else answers[0]
 
     def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
         if self.gone:
@@ -186,11 +186,11 @@ class StoreEntries:
 
 
 class StoreRanks(StoreEntries):
-    """The ranks of a job that meet in a store.
+    """The ranks of a job that exchange values in a store.
 
     Args:
         store: all ranks'.
-        rendezvous: who and how many they are.
+        rendezvous: this rank, and the number of ranks.
     """
 
     def __init__(self, store: Store, rendezvous: Rendezvous) -> None:
@@ -199,14 +199,14 @@ class StoreRanks(StoreEntries):
         self._round = 0
 
     def gather(self, value: Any, check: Callable[[], None] = lambda: None) -> list[Any]:
-        """Return every rank's `value`, which JSON can hold, by rank; collective.
+        """Return every rank's `value` (JSON-able), by rank; collective.
 
         Args:
             value: this rank's.
             check: called between looks; may raise.
 
         Raises:
-            ExchangeTimeoutError: some did not come; names them.
+            ExchangeTimeoutError: some ranks did not arrive; names them.
         """
         self._round += 1
         keys = [f"{self._round}/{rank}" for rank in range(self._rendezvous.size)]
@@ -218,7 +218,7 @@ class StoreRanks(StoreEntries):
             lambda outcome: f"{self._describe_missing(keys)}: {outcome}",
             check=check,
         )
-        return [json.loads(told) for told in self._store.multi_get(keys)]
+        return [json.loads(value) for value in self._store.multi_get(keys)]
 
     def _describe_missing(self, keys: list[str]) -> str:
         place = self._rendezvous

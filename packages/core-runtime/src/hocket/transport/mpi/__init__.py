@@ -2,8 +2,8 @@
 
 Each lane is a communicator of its own: native collectives match by call order within it, and messages by
 (source, round), the round being the tag. Nothing blocks inside MPI but Init and Finalize: calls that have no
-non-blocking form (splitting a communicator, freeing one) come after a barrier that is polled with a timeout,
-so that everyone is there when they are made.
+non-blocking form (splitting a communicator, freeing one) are made after a barrier that is polled with a timeout, so
+that all ranks are there.
 
 MPI is initialised when `MPIPeer` or `join` is first asked for: a process that never does starts no MPI.
 """
@@ -53,7 +53,7 @@ if os.path.isdir(_segments):
 
 
 def _initialise() -> None:
-    """Initialise MPI, unless somebody has: mpi4py's own call stops all threads for as long as a rank is awaited."""
+    """Initialise MPI unless it is: mpi4py's own call stops all threads while it waits for a rank."""
     if "mpi4py.MPI" in sys.modules or not mpi4py.rc.initialize:
         return
     mpi4py.rc.initialize = False

@@ -1,4 +1,4 @@
-"""The status board of an MPI job, which over several hosts is in a store that rank 0 runs: messages need an answer."""
+"""The status board of an MPI job; over several hosts it is in a store that rank 0 runs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _KEY = "job"
 def open_board(comm: Any) -> StatusBoard | None:
     """Return the job's board; collective. None for a job of one rank.
 
-    Of ranks on other hosts nothing is known where some rank does not reach rank 0's store.
+    The states of ranks on other hosts stay unknown if some rank does not reach rank 0's store.
 
     Args:
         comm: an mpi4py communicator over all ranks.
 
     Raises:
-        UserError: HOCKET_PORTS is no range of ports.
+        UserError: HOCKET_PORTS is not a range of ports.
     """
     if comm.size == 1:
         return None
@@ -43,7 +43,7 @@ def open_board(comm: Any) -> StatusBoard | None:
 
 
 def _open_store(comm: Any) -> Any:
-    """Return the store that rank 0 runs; None, on all ranks alike, where some rank does not reach it."""
+    """Return the store that rank 0 runs; None, on all ranks alike, if some rank does not reach it."""
     store, place = None, None
     if comm.rank == 0 and (store := _serve()) is not None:
         token = secrets.token_hex()
@@ -56,7 +56,7 @@ def _open_store(comm: Any) -> Any:
 
 
 def _serve() -> Any:
-    """Return a store on a port that a firewall lets pass; None where none is free."""
+    """Return a store on a port that a firewall lets pass; None if none is free."""
     from hocket.transport.meeting.store import serve_store
 
     ports = parse_ports(os.environ[PORTS_VARIABLE]) if PORTS_VARIABLE in os.environ else [0]
@@ -67,7 +67,7 @@ def _serve() -> Any:
 
 
 def _reach(addresses: Sequence[Address], port: int, token: str) -> Any:
-    """Return the store at the first address where it answers; None where it does at none."""
+    """Return the store at the first address where it answers; None if it answers at none."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # which torch exports
 
     for address in addresses:

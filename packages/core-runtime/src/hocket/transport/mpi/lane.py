@@ -1,4 +1,4 @@
-"""Lanes over MPI: a communicator each, and for large collectives between ranks of one host their shared memory."""
+"""Lanes over MPI: a communicator each, and shared memory for large collectives within one host."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["MPILane", "gather_rows"]
 
 
 class MPILane(ProcessLane):
-    """A communicator of its own.
+    """A lane with a communicator of its own.
 
     Args:
-        capacity_bytes: as of `Peer.lane`; what is large goes over shared memory where all ranks have one host.
+        capacity_bytes: as for `Peer.lane`; large collectives use shared memory where all ranks have one host.
 
     Attributes:
         order: the operations that have native calls left to make.
@@ -127,9 +127,9 @@ class MPILane(ProcessLane):
 
 
 class AllgathervRequest(PendingCall):
-    """Every rank's message, of lengths that differ: MPI's Iallgather of the lengths, then Iallgatherv of the bytes.
+    """A gathering of messages of different lengths: MPI's Iallgather of the lengths, then Iallgatherv of the bytes.
 
-    Where these are too many for it each rank broadcasts its own.
+    Where there are too many bytes for it, each rank broadcasts its own.
 
     Args:
         comm: the lane's communicator.
@@ -154,13 +154,13 @@ class AllgathervRequest(PendingCall):
         lane.peer.progress.add(self)
 
     def advance(self) -> bool:
-        """Advance the lane, and return whether this rank's bytes are under way."""
+        """Advance the lane, and return whether this rank's bytes are being sent."""
         if self._bytes is None:
             self._lane.order.advance()
         return self._bytes is not None
 
     def call(self) -> bool:
-        """Make the calls that can be made; return whether the second has been."""
+        """Make the calls that are possible; return whether the second has been made."""
         lane, comm = self._lane, self._comm
         if self._lengths is None:
             own = np.array([self._send.size], dtype=np.int64)
@@ -195,10 +195,10 @@ class AllgathervRequest(PendingCall):
 
 
 def gather_rows(lane: ProcessLane, comm: Any, what: str, rows: Sequence[Array]) -> Request:
-    """Bring every rank's row to everyone, each broadcast by its rank.
+    """Gather every rank's row on every rank, each by a broadcast.
 
     Args:
-        rows: uint8, by rank, of the lengths that all know; this rank's holds what it gives.
+        rows: uint8, by rank, of known lengths; this rank's row holds its message.
     """
     return together(
         MPIRequest(lane, what, partial(comm.Ibcast, [piece, MPI.BYTE], root), piece)

@@ -35,11 +35,11 @@ _NO_COMMUNICATOR = (
 
 
 class MPIPeer(HostPeer):
-    """This process's endpoint in a communicator.
+    """An endpoint of this process in a communicator.
 
     Args:
         comm: an mpi4py communicator, owned from now on.
-        board: what the ranks of this host are doing; None in a job of one rank.
+        board: the status board of this host's ranks; None in a job of one rank.
         ranks: the group's ranks in the job; all of them where None.
         progress: the process's unfinished operations, one for the world and all of its groups.
         failures: the dead among the job's ranks, one for the world and all of its groups.
@@ -73,7 +73,7 @@ class MPIPeer(HostPeer):
         self._control = MPILane(self, comm, "control")
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
-        self._meet(f"opening {name}")
+        self._agree_on_call(f"opening {name}")
         try:
             comm, request = begun(self._control, f"opening {name}", self._comm.Idup)
             MPIRequest(self._control, f"opening {name}", lambda: request).wait()
@@ -88,7 +88,7 @@ class MPIPeer(HostPeer):
         member = self.rank in members
         known = member and members in self._groups
         # Made once, as MPI's communicators are few: again only where some rank does not know its group yet.
-        if not all(self._meet("forming a group", known or not member)):
+        if not all(self._agree_on_call("forming a group", known or not member)):
             colour, key = (min(members), members.index(self.rank)) if member else (MPI.UNDEFINED, 0)
             comm = begun(self._control, "forming a group", lambda: self._comm.Split(colour, key))
             if member:
@@ -101,10 +101,10 @@ class MPIPeer(HostPeer):
         return peer
 
     def _open_session(self, number: int, key: int) -> MPIPeer:
-        """Make a communicator, once all ranks are here for the same session: what is collective is matched by order.
+        """Make a session's communicator once all ranks ask for the same one, as MPI matches collectives by order.
 
-        They meet by messages, log2(n) rounds of them, whose tags say which session: one who waits in another is not
-        taken for one who is here.
+        They agree by messages, log2(n) rounds of them, whose tags hold the session: a rank that waits in another
+        session is not taken for one that is here.
         """
         what = f"beginning session {number}"
         waiting = MPILane(self._part(self._comm, self._world_ranks, key), self._comm, "session")
@@ -127,7 +127,7 @@ class MPIPeer(HostPeer):
     def allgather_bytes(
         self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
     ) -> list[bytes]:
-        lengths = self._meet("allgather", len(data), timeout_s, what)
+        lengths = self._agree_on_call("allgather", len(data), timeout_s, what)
         gathered = np.empty(sum(lengths), dtype=np.uint8)
         mine = np.frombuffer(data, dtype=np.uint8)
         starts = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
@@ -173,12 +173,12 @@ class MPIPeer(HostPeer):
         raise SystemExit(code)
 
     def close(self) -> None:
-        """Wait until every rank is here, and free the communicators that were made here: processes have few.
+        """Wait for all ranks, and free the communicators that were made here, as processes have few.
 
         Groups' live as long as the peer that made them, which keeps them for the next time.
         """
         self.threads.check_ended()
-        self._meet("closing the peer")
+        self._agree_on_call("closing the peer")
         own = [self._comm] if self._frees_own else []
         for comm in (*self._groups.values(), *own):
             comm.Free()

@@ -1,4 +1,4 @@
-"""Arrays that are too large for one call of MPI, whose counts end at 2^31 - 1: sent and combined in pieces."""
+"""Arrays that are too large for one call of MPI, with counts up to 2^31 - 1, in pieces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_BYTES = 1 << 30
 
 
 def fits(data: Array) -> bool:
-    """Return whether one call of MPI takes `data` whole, as a message too."""
+    """Return whether one call of MPI can take `data` whole, also as a message."""
     return data.nbytes < MOST_BYTES
 
 
@@ -25,9 +25,9 @@ def cut(data: Array) -> list[Array]:
 
 
 def cut_message(data: Array) -> list[Array]:
-    """Return a message as pieces of `MOST_BYTES` and a shorter one, maybe empty, which says that it is the last.
+    """Return a message as pieces of `MOST_BYTES` and a shorter one, maybe empty, which marks the end.
 
-    So a receiver that expects another length notices.
+    So a receiver that expects another length notices the difference.
     """
     flat = as_bytes(data)
     return [flat[start : start + MOST_BYTES] for start in range(0, flat.size + 1, MOST_BYTES)]

@@ -1,4 +1,4 @@
-"""Operations of MPI: begun at once, or when it is their turn."""
+"""Operations of MPI, begun at once or in their turn."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["CallOrder", "MPIRequest", "begun"]
 
 class _Caller(Protocol):
     def call(self) -> bool:
-        """Make the native calls that can be made; return whether none is left to make. Never blocks."""
+        """Make the native calls that are possible; return whether none is left. Never blocks."""
 
 
 class CallOrder:
-    """The operations of a lane that have native calls left to make, in the order in which they were asked for.
+    """The operations of a lane with native calls left to make, in the order of their requests.
 
     MPI matches the collectives of a communicator by their order, which has to be the same on every rank. A gathering
-    is two of them: its lengths, then, once all lengths are known, its bytes. When they are known differs between
-    ranks, so whatever is called on the lane meanwhile waits until the bytes are under way.
+    is two of them: its lengths, then, once all lengths are known, its bytes. That moment differs between ranks, so
+    other calls on the lane wait until the bytes are being sent.
     """
 
     def __init__(self) -> None:
@@ -35,24 +35,24 @@ class CallOrder:
 
     @property
     def busy(self) -> bool:
-        """Whether a native call made now would be out of order."""
+        """Tell whether a native call made now would be out of order."""
         return bool(self._callers)
 
     def append(self, caller: _Caller) -> None:
-        """Let `caller` make its calls after all that are here."""
+        """Queue `caller`, to make its calls after those already queued."""
         self._callers.append(caller)
 
     def advance(self) -> None:
-        """Make the calls whose turn has come; never blocks."""
+        """Make the calls whose turn it is; never blocks."""
         while self._callers and self._callers[0].call():
             self._callers.popleft()
 
 
 def begun(lane: ProcessLane, what: str, call: Callable[[], Any]) -> Any:
-    """Return what `call` returns, which begins an operation of MPI.
+    """Return the result of `call`, which begins an operation of MPI.
 
     Raises:
-        TransportError: MPI refuses it; PeerLostError if that is because a rank has died.
+        TransportError: MPI refuses it; PeerLostError if a rank has died.
     """
     check_no_fork()
     try:
@@ -63,13 +63,13 @@ def begun(lane: ProcessLane, what: str, call: Callable[[], Any]) -> Any:
 
 
 class MPIRequest(PendingCall):
-    """One non-blocking MPI operation; keeps its buffers alive.
+    """A non-blocking MPI operation; it keeps its buffers alive.
 
     Args:
         begin: makes the call, and returns MPI's request.
-        buffers: what MPI reads and writes.
-        receives: whether it is a message's receive: then as many bytes must come as the buffer holds.
-        order: of the lane's collectives, if it is one: calls that were asked for before are made before.
+        buffers: the buffers that MPI reads and writes.
+        receives: whether it is a message's receive: then the message must have as many bytes as the buffer.
+        order: of the lane's collectives, if it is one: earlier requests make their calls first.
     """
 
     __slots__ = ("_begin", "_buffers", "_order", "_receives", "_request")
@@ -101,7 +101,7 @@ class MPIRequest(PendingCall):
             self._lane.peer.progress.keep(self)
 
     def call(self) -> bool:
-        """Make the call; its turn has come."""
+        """Make the call, in its turn."""
         assert self._begin is not None
         self._request = begun(self._lane, self._what, self._begin)
         self._begin = None
@@ -109,7 +109,7 @@ class MPIRequest(PendingCall):
         return True
 
     def advance(self) -> bool:
-        """Return whether the request has ended, however, after its caller has dropped it."""
+        """Return whether the request has ended, with success or not, after its caller has dropped it."""
         try:
             return self.done()
         except TransportError:
@@ -147,7 +147,7 @@ class MPIRequest(PendingCall):
             self._release()
 
     def _explain(self, error: MPI.Exception) -> TransportError:
-        """Return what an error of this operation means."""
+        """Return the error to raise for an error of this operation."""
         if error.Get_error_class() != MPI.ERR_TRUNCATE:
             return self._lane.peer.status.failures.explain(self._describe(), error)
         expected = max((buffer.nbytes for buffer in self._buffers), default=0)

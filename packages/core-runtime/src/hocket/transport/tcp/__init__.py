@@ -1,12 +1,12 @@
-"""The `torch` transport: messages over TCP sockets of its own, whose ranks meet through torch.distributed's TCPStore.
+"""The `torch` transport: messages over its own TCP sockets between ranks that share a TCPStore of torch.distributed.
 
 Each rank has one connection to each other. A message is matched by (lane, source, round); collectives are schedules of
 messages (`hocket.schedule`), and between ranks of one host work on shared memory, as on every transport of processes.
-A closed connection tells that its rank has died. Gloo is not used: its messages can neither be polled nor withdrawn.
+A closed connection shows that its rank has died. Gloo is not used: its messages can neither be polled nor withdrawn.
 
-What travels is neither encrypted nor signed, and whoever reaches the store's port can read and write there: the network
-has to be trusted. A connection begins with a proof that its rank has read the job's token in the store; others' are
-closed. What arrives is bytes, numbers and JSON, which run no code.
+Messages are neither encrypted nor signed, and any process that reaches the store's port can read and write there: the
+network has to be trusted. A connection begins with a proof that its rank has read the job's token in the store; others'
+are closed. Messages contain bytes, numbers and JSON, which run no code.
 
 torch is imported when `join` is first asked for.
 """

@@ -1,6 +1,6 @@
-"""Connections between all ranks of a job: each rank connects to those before it, and accepts those after it.
+"""Connections between all ranks of a job: each rank connects to lower ranks, and accepts higher ones.
 
-A connection begins with who connects to whom and a proof: a keyed hash of that under the job's token, compared in
+A connection begins with both ranks' numbers and a proof: a keyed hash of these under the job's token, compared in
 constant time. The other end answers with another. A stranger's connection is closed.
 """
 
@@ -49,14 +49,14 @@ _UNACKNOWLEDGED_MS = 60_000
 
 
 class ListeningAddress(NamedTuple):
-    """Where a rank listens; JSON.
+    """The address at which a rank listens; JSON.
 
     Attributes:
         host: see `network_host`.
-        near_store: whether the store is on the same host: the address by which others reach it is a good one.
+        near_store: whether the store is on the same host: its address for others is then a good one.
         addresses: of the host, the likeliest first.
-        port: that it listens on.
-        token: that proves a rank of the job; rank 0's counts.
+        port: its listening port.
+        token: the secret that proves a rank of the job; rank 0's counts.
     """
 
     host: str
@@ -70,15 +70,15 @@ def connect_all(ranks: StoreRanks, rendezvous: Rendezvous) -> dict[int, socket.s
     """Return a connection to each other rank, by rank; collective.
 
     Raises:
-        ExchangeTimeoutError: some cannot be reached, or did not come; names them.
+        ExchangeTimeoutError: some ranks cannot be reached, or did not connect; names them.
     """
     with listen(rendezvous.ports, rendezvous.size) as listener:
         route = route_to(rendezvous.host, rendezvous.port)
         near = is_near(route)
         addresses = host_addresses() if near else list(dict.fromkeys([route[0], *host_addresses()]))
         port, token = listener.getsockname()[1], secrets.token_hex(_PROOF_BYTES)
-        told = ranks.gather(ListeningAddress(network_host(), near, addresses, port, token))
-        places = [ListeningAddress(*place) for place in told]
+        gathered = ranks.gather(ListeningAddress(network_host(), near, addresses, port, token))
+        places = [ListeningAddress(*place) for place in gathered]
         meeting = Handshake(rendezvous, bytes.fromhex(places[0].token))
         with Acceptor(meeting, listener) as acceptor:
             sockets = {rank: meeting.reach(rank, places) for rank in range(rendezvous.rank)}
@@ -89,10 +89,10 @@ def connect_all(ranks: StoreRanks, rendezvous: Rendezvous) -> dict[int, socket.s
 
 
 class Handshake:
-    """What both ends of a connection say.
+    """The handshake of both ends of a connection.
 
     Args:
-        rendezvous: this rank, and its time.
+        rendezvous: this rank, and its timeout.
         token: the job's.
     """
 
@@ -103,11 +103,11 @@ class Handshake:
         self.token = token
 
     def proof(self, what: str, source: int, target: int) -> bytes:
-        """Return what only a rank of the job can say, and only to this one."""
+        """Return a proof that only a rank of the job can make, and only to this one."""
         return hmac.digest(self.token, f"{source} {what} {target}".encode(), hashlib.sha256)
 
     def reach(self, rank: int, places: Sequence[ListeningAddress]) -> socket.socket:
-        """Return a connection to `rank`, by the first of its addresses that answers as it should."""
+        """Return a connection to `rank`, at the first of its addresses that answers with a proof."""
         place, failures = places[rank], {}
         while True:
             for address in self._addresses(place, places[self.rank].host):
@@ -126,7 +126,7 @@ class Handshake:
             time.sleep(LOOK_EVERY_S)
 
     def run_out(self, error: OSError, what: str) -> UserError:
-        """Return what to say where this process has no descriptors left."""
+        """Return the message for a process without descriptors left."""
         return UserError(
             f"rank {self.rank} cannot {what}: {error.strerror} in this process: let it open more, by `ulimit -n`"
         )
@@ -140,7 +140,7 @@ class Handshake:
         """Return a connection to `rank` at an address.
 
         Raises:
-            OSError: it is not reached, or somebody else is.
+            OSError: it is not reached, or another process answers.
         """
         connection = socket.create_connection((address, port), _CONNECTING_TO_RANK_S)
         try:
@@ -155,7 +155,7 @@ class Handshake:
         return connection
 
     def answer(self, connection: socket.socket) -> int | None:
-        """Return which rank has connected, having answered it; None for a stranger."""
+        """Answer a connection and return its rank; None for a stranger."""
         connection.settimeout(_GREETING_S)
         magic, source, target, proof = _HELLO.unpack(_receive(connection, _HELLO.size))
         expected = self.proof("calls", source, self.rank)
@@ -167,10 +167,10 @@ class Handshake:
 
 
 class Acceptor:
-    """Accepts the connections of the ranks after this one, in threads: a stranger that is silent holds up nobody.
+    """An acceptor of higher ranks' connections, in threads, so that a silent stranger delays no rank.
 
     Args:
-        meeting: what is said.
+        meeting: the handshake.
         listener: the socket that they connect to.
     """
 
@@ -192,10 +192,10 @@ class Acceptor:
             self._over = True
 
     def wait(self) -> dict[int, socket.socket]:
-        """Return all connections, by rank, once they have come.
+        """Return all connections, by rank, once they are there.
 
         Raises:
-            ExchangeTimeoutError: some do not come; names their ranks.
+            ExchangeTimeoutError: some ranks do not connect; names them.
             UserError: this process has no descriptors left for them.
         """
         meeting = self._meeting
@@ -228,9 +228,9 @@ class Acceptor:
                         self._error = self._meeting.run_out(error, "accept other ranks' connections")
                         self._changed.notify_all()
                 return  # or closed
-            threading.Thread(target=self._meet, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
-    def _meet(self, connection: socket.socket) -> None:
+    def _answer(self, connection: socket.socket) -> None:
         rank = None
         with contextlib.suppress(OSError):
             rank = self._meeting.answer(connection)
@@ -245,10 +245,10 @@ class Acceptor:
 
 
 def _receive(connection: socket.socket, nbytes: int) -> bytes:
-    """Return so many bytes.
+    """Return `nbytes` bytes of a connection.
 
     Raises:
-        OSError: they do not come.
+        OSError: they do not arrive.
     """
     data = b""
     while len(data) < nbytes:

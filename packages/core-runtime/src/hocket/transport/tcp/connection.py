@@ -1,4 +1,4 @@
-"""One connection: frames go out in their order, and come in into the places that are named for them."""
+"""A connection: it sends frames in order, and receives them into given places."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _TURN_BYTES = 1 << 20
 
 
 class FrameKind(IntEnum):
-    """What a frame says."""
+    """The kind of a frame."""
 
     MESSAGE = 0
-    #: The rank has come to its end as the others have.
+    #: The rank has reached its end as the others have.
     LEFT = 1
     #: The rank ends the job; the round is the exit status.
     ENDED = 2
@@ -38,14 +38,14 @@ class FrameKind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """What stands before a message.
+    """The header of a message.
 
     Attributes:
         space: see `Key`.
         round: likewise.
         nbytes: of the message.
         call: a word on the call that it belongs to; 0 for plain messages.
-        kind: whether it is one.
+        kind: of the frame.
     """
 
     space: int
@@ -66,16 +66,16 @@ class Connection:
     """A connection to another rank.
 
     Args:
-        rank: that one.
+        rank: the other rank.
         held: the socket, non-blocking.
 
     Attributes:
         number: its descriptor.
-        events: that it is looked at for.
-        lost: whether the other end has closed it, or is not to be reached.
-        left: whether the other rank has said that it leaves.
+        events: the events that it is polled for.
+        lost: whether the other end has closed it, or cannot be reached.
+        left: whether the other rank has announced that it leaves.
         closed: whether this end has closed it.
-        target: where the message goes that is coming in.
+        target: the place of the incoming message.
     """
 
     def __init__(self, rank: int, held: socket.socket) -> None:
@@ -97,11 +97,11 @@ class Connection:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is not sent that can still be."""
+        """Tell whether any message waits to be sent."""
         return bool(self._outgoing) and not self.lost
 
     def send(self, frame: Frame, data: Array, sent: Callable[[], None]) -> bool:
-        """Send a frame and its message, at least as far as it goes at once.
+        """Send a frame and its message, as far as possible at once.
 
         Returns:
             Whether it is sent; if not, `sent` is called when it is.
@@ -117,7 +117,7 @@ class Connection:
         return False
 
     def flush(self) -> bool:
-        """Send what can be; return whether any message is sent."""
+        """Send as much as possible; return whether any message is completed."""
         any_sent = False
         while self.busy and self._write(self._outgoing[0].parts):
             any_sent = True
@@ -125,7 +125,7 @@ class Connection:
         return any_sent
 
     def _write(self, parts: list[memoryview]) -> bool:
-        """Write what the socket takes, and leave the rest in `parts`; return whether that is all."""
+        """Write as much as the socket takes, and leave the rest in `parts`; return whether all is written."""
         try:
             while parts:
                 count = self._socket.sendmsg(parts, (), socket.MSG_NOSIGNAL)
@@ -143,29 +143,29 @@ class Connection:
     # ---------------------------------------------------------------------------------------------- receiving
 
     def expect(self, data: Array) -> None:
-        """Receive a message into `data`, uint8, next."""
+        """Receive the next message into `data`, uint8."""
         self.target, self._target = data, data.data
         self._got, self._wants_header = 0, False
 
     def move_into(self, data: Array) -> None:
-        """Go on with the message that is coming in at another place, with what has come."""
+        """Continue the incoming message at another place, and copy the received part there."""
         data[: self._got] = self.target[: self._got]
         self.target, self._target = data, data.data
 
     def expect_header(self) -> None:
-        """Receive a header next."""
+        """Prepare to receive a header next."""
         self._got = 0
         self.target, self._target = np.empty(0, np.uint8), memoryview(b"")
         self._wants_header = True
 
     def header(self) -> Frame:
-        """Return the header that has come."""
+        """Return the received header."""
         space, round, nbytes, call, kind = _HEADER.unpack_from(self._buffer, self._begin)
         self._begin += _HEADER.size
         return Frame(space, round, nbytes, call, FrameKind(kind))
 
     def receive(self) -> bool:
-        """Read what is there, or a good part; return whether what is expected has come whole."""
+        """Read what is there, or a good part; return whether the expected message is complete."""
         turn = self._got + _TURN_BYTES
         while True:
             if self._wants_header:
@@ -178,7 +178,7 @@ class Connection:
                 return False
 
     def _take_buffered(self) -> bool:
-        """Move what is in the buffer to its place; return whether the message is whole."""
+        """Move the buffer's content to its place; return whether the message is complete."""
         count = min(self._end - self._begin, len(self._target) - self._got)
         if count:
             self._target[self._got : self._got + count] = self._buffer[self._begin : self._begin + count]
@@ -187,7 +187,7 @@ class Connection:
         return self._got == len(self._target)
 
     def _read(self) -> bool:
-        """Read once; return whether anything has come."""
+        """Read once; return whether any bytes arrived."""
         room = self._target
         try:
             if not self._wants_header and len(self._target) - self._got >= _DIRECT_BYTES:
@@ -216,7 +216,7 @@ class Connection:
     # ------------------------------------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Give the connection up, and what was not sent."""
+        """Close the connection, and drop unsent messages."""
         self.closed = True
         self._outgoing.clear()
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Lanes over the wire: two spaces of messages, and for large collectives shared memory where ranks have one host."""
+"""Lanes over the wire: two spaces of messages, and shared memory for large collectives within one host."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ __all__ = ["TcpLane"]
 RING_BYTES = 1 << 16
 
 _SPACES = struct.Struct("<QQ")
-# A lane keeps so many programs, and their buffers: a session's exchanges come with the same ones in every step.
+# A lane keeps this many programs, with their buffers: a session's exchanges use the same ones in every step.
 _MOST_PROGRAMS = 4
 
 
 class TcpLane(WireLane):
-    """Two spaces of messages of its own.
+    """A lane over the wire, with two spaces of messages of its own.
 
     Args:
         wire: carries them.
-        path: tells the lane from all others of the job, the same on all of its ranks.
-        capacity_bytes: as of `Peer.lane`; what is large goes over shared memory where all ranks have one host.
+        path: a name of the lane, unique in the job and equal on all of its ranks.
+        capacity_bytes: as for `Peer.lane`; large collectives use shared memory where all ranks have one host.
     """
 
     def __init__(self, peer: HostPeer, wire: Wire, name: str, path: str, capacity_bytes: int = 0) -> None:
@@ -108,7 +108,7 @@ class TcpLane(WireLane):
         return self.gather_rows(send, receive, "allgather")
 
     def gather_rows(self, send: Array, receive: Array, what: str) -> GatherRequest:
-        """Begin the same among two ranks or more, under the name `what`, with buffers that are not checked."""
+        """Begin a gathering among two or more ranks, named `what`, with unchecked buffers."""
         return GatherRequest(self, what, _word("allgather"), next(self._rounds), send, receive)
 
     def ibarrier(self) -> Request:
@@ -130,14 +130,14 @@ class TcpLane(WireLane):
         other: int | None = None,
         keeps: bool = False,
     ) -> Request:
-        """Carry out a schedule, that of the last time if it is for the same memory.
+        """Carry out a schedule; reuse an earlier one for the same memory.
 
         Args:
             what: the operation, for messages.
-            data: what it works on.
+            data: the buffer that it works on.
             build: makes the schedule.
-            other: the rank that broadcasts; None where all wait for all.
-            keeps: whether `data` stays as it is: the schedule then works on a copy.
+            other: the root of a broadcast; None where all wait for all.
+            keeps: whether `data` must stay unchanged: the schedule then works on a copy.
         """
         if self.size == 1:
             return Finished()

@@ -40,13 +40,13 @@ _MOST_TURNS = 10
 
 
 class TcpPeer(HostPeer):
-    """This process's endpoint in a group of ranks.
+    """An endpoint of this process in a group of ranks.
 
     Args:
         wire: its connections.
-        board: what the ranks of this host are doing; None in a job of one rank.
+        board: the status board of this host's ranks; None in a job of one rank.
         ranks: the group's, numbered as in the job.
-        path: tells the group from all others of the job, the same on all of its ranks.
+        path: a name of the group, unique in the job and equal on all of its ranks.
         progress: the process's unfinished operations, one for the world and all of its groups.
         failures: the dead among the job's ranks, one for the world and all of its groups.
         session: as of `HostStatus`.
@@ -75,7 +75,7 @@ class TcpPeer(HostPeer):
         return self._control
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
-        self._meet(f"opening {name}")
+        self._agree_on_call(f"opening {name}")
         self._num_lanes += 1
         return TcpLane(self, self.wire, name, f"{self._path} lane {self._num_lanes}", capacity_bytes)
 
@@ -86,7 +86,7 @@ class TcpPeer(HostPeer):
             TransportError: a rank that named another group than its members did.
         """
         members = tuple(ranks)
-        named = self._meet("forming a group", zlib.crc32(json.dumps(members).encode()))
+        named = self._agree_on_call("forming a group", zlib.crc32(json.dumps(members).encode()))
         self._num_groups += 1
         if self.rank not in members:
             return None
@@ -113,7 +113,7 @@ class TcpPeer(HostPeer):
     def allgather_bytes(
         self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
     ) -> list[bytes]:
-        lengths = self._meet("allgather", len(data), timeout_s, what)
+        lengths = self._agree_on_call("allgather", len(data), timeout_s, what)
         receive = np.empty((self.size, max(lengths)), np.uint8)
         rows = self._control.iallgather(np.frombuffer(data, np.uint8), receive).wait(timeout_s)
         return [row.tobytes() for row in rows]
@@ -128,18 +128,18 @@ class TcpPeer(HostPeer):
 
     def leave(self, where: str) -> Request:
         barrier = TcpLane(self, self.wire, "leaving", f"{self._path} leaving").ibarrier()
-        told = False
+        has_said = False
 
         def done() -> bool:
-            nonlocal told
+            nonlocal has_said
             self.wire.advance()
             if self.wire.lost:
                 raise self.status.failures.lost(where, self.wire.lost)
-            if not told and barrier.done() and not self.wire.busy:
+            if not has_said and barrier.done() and not self.wire.busy:
                 self.wire.say(FrameKind.LEFT)
-                told = True
-            # A connection that is closed with words unread takes along what this rank has said last.
-            return told and self.wire.all_left
+                has_said = True
+            # A connection that is closed with unread data loses this rank's last messages.
+            return has_said and self.wire.all_left
 
         return FunctionRequest(done, barrier.wait)
 
@@ -151,13 +151,13 @@ class TcpPeer(HostPeer):
 
     def abort(self, message: str, code: int = 1) -> NoReturn:
         if message:
-            self._let_others_speak()
+            self._let_others_report()
         announce(message, code)
         self.wire.say(FrameKind.ENDED, code)
         os._exit(code)
 
-    def _let_others_speak(self) -> None:
-        """Leave lower ranks of other hosts time to end the job, where the board cannot tell who of them speaks."""
+    def _let_others_report(self) -> None:
+        """Give lower ranks of other hosts time to end the job, if the board does not show which one reports."""
         board = self.status.board
         if isinstance(board, JobBoard):
             first = [
@@ -166,18 +166,18 @@ class TcpPeer(HostPeer):
             self.pause(_TURN_S * min(len(first), _MOST_TURNS))
 
     def close(self) -> None:
-        """Wait until every rank is here; the connections live until the process ends."""
+        """Wait for all ranks; the connections stay open until the process ends."""
         self.threads.check_ended()
-        self._meet("closing the peer")
+        self._agree_on_call("closing the peer")
 
 
 class TcpFailures(Failures):
-    """The ranks whose connections have been closed without a word.
+    """The dead ranks: those whose connections were closed without notice.
 
     Args:
         wire: the connections.
-        board: that this rank tells of its state while it looks.
-        store: that rank 0 may run.
+        board: the status board, which gets this rank's state during looks.
+        store: the job's, which rank 0 may run.
     """
 
     def __init__(self, wire: Wire, board: StatusBoard | None = None, store: StoreRanks | None = None) -> None:
@@ -186,7 +186,7 @@ class TcpFailures(Failures):
     def dead(self) -> list[int]:
         self._wire.advance()
         if self._board is not None:
-            self._board.tell_what_lasts()
+            self._board.publish_lasting_state()
         if self._store is not None and 0 in self._wire.lost:
             self._store.gone = True
         return self._wire.lost
@@ -202,7 +202,7 @@ def join(rendezvous: Rendezvous) -> TcpPeer:
 
     Raises:
         UserError: the store cannot be reached, or no port is free.
-        ExchangeTimeoutError: other ranks did not come in time; names them.
+        ExchangeTimeoutError: other ranks did not join in time; names them.
     """
     global _joined
     if _joined is None:
@@ -227,7 +227,7 @@ def _open_world(rendezvous: Rendezvous) -> TcpPeer:
 
 
 def _end(code: int) -> NoReturn:
-    """End this process, as another rank ends the job and has said why."""
+    """End this process, as another rank ends the job and has reported the cause."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -55,7 +55,7 @@ class WireLane(ProcessLane):
 
 
 class TcpOperation(PendingCall):
-    """An operation that the wire carries on, whoever looks at it."""
+    """An operation that any look at the wire advances."""
 
     __slots__ = ("_error", "_finished")
 
@@ -80,7 +80,7 @@ class TcpOperation(PendingCall):
         return True
 
     def _begin(self) -> None:
-        """Note that the operation needs looks to go on."""
+        """Note that the operation needs looks to advance."""
         self._lane.peer.progress.begin_message()
 
     def _finish(self) -> None:
@@ -97,7 +97,7 @@ class TcpOperation(PendingCall):
         return self._lane.last_wait_s < LONG_WAIT_S
 
     def _sleep(self, longest_s: float) -> None:
-        """Sleep until a connection has something, at most for `longest_s` where shared memory needs looks."""
+        """Sleep until a connection is ready, at most for `longest_s` seconds, as shared memory may need looks."""
         busy = self._lane.peer.progress.busy
         self._lane.wire.sleep(self._is_finished, longest_s if busy else CHECK_EVERY_S)
 
@@ -128,7 +128,7 @@ class ReceiveRequest(TcpOperation):
 
     Args:
         key: of the message.
-        data: uint8, where it goes.
+        data: uint8, its buffer.
         source: the rank of the lane that it comes from.
     """
 
@@ -157,10 +157,10 @@ class ReceiveRequest(TcpOperation):
 
 
 class GatherRequest(TcpOperation):
-    """Every rank's message, of lengths that differ: each is sent to all others.
+    """A gathering of messages of different lengths: each is sent to all other ranks.
 
     Args:
-        call: a word on it, the same on all ranks.
+        call: a word on the call, equal on all ranks.
         round: its number among the lane's collectives.
         send: uint8 [n], this rank's message.
         receive: uint8 [size, capacity].
@@ -186,7 +186,7 @@ class GatherRequest(TcpOperation):
             self.count_one()
 
     def row(self, rank: int, nbytes: int) -> Array | None:
-        """Return where a rank's message of so many bytes goes, None if there is no room."""
+        """Return the place of a rank's message of `nbytes` bytes, None if there is no room."""
         self._lengths[rank] = nbytes
         if nbytes <= self._receive.shape[1]:
             return self._receive[rank, :nbytes]
@@ -197,12 +197,12 @@ class GatherRequest(TcpOperation):
         return None
 
     def refuse(self, error: str) -> None:
-        """Note that a rank's message cannot be taken."""
+        """Fail as a rank's message cannot be taken."""
         if not self._finished:
             self._fail(error)
 
     def count_one(self) -> None:
-        """Note that one more message is sent, or there."""
+        """Note that one more message is sent, or received."""
         self._missing -= 1
         if not self._missing and not self._finished:
             self._finish()
@@ -231,12 +231,12 @@ class _Row:
 
 
 class Program:
-    """A schedule of messages that is carried out again and again, on the same buffers.
+    """A schedule of messages for repeated use on the same buffers.
 
     Args:
         schedule: this rank's part.
-        call: a word on it, the same on all ranks.
-        data: what it works on.
+        call: a word on the call, equal on all ranks.
+        data: the buffer that it works on.
     """
 
     def __init__(self, schedule: Schedule, call: int, data: Array) -> None:
@@ -252,9 +252,9 @@ class CollectiveCall(TcpOperation):
     """One execution of a program.
 
     Args:
-        program: not in use.
+        program: one that is not in use.
         round: its number among the lane's collectives.
-        other: the rank that broadcasts; None where all wait for all.
+        other: the root of a broadcast; None where all wait for all.
     """
 
     __slots__ = ("_performing", "_program", "_round")
@@ -274,12 +274,12 @@ class CollectiveCall(TcpOperation):
             self._go_on()
 
     def finish_part(self, i: int) -> None:
-        """Note that a message is sent, or there, and go on."""
+        """Note that a message is sent, or received, and continue."""
         self._program.firing.finish(i)
         self._go_on()
 
     def fail_part(self, error: str) -> None:
-        """Note that a message cannot be taken, and tell the ranks that would still get one of this one."""
+        """Fail as a message cannot be taken, and notify ranks that still expect one of this rank."""
         if self._finished:
             return
         self._fail(error)
@@ -290,7 +290,7 @@ class CollectiveCall(TcpOperation):
                 lane.wire.send(key, NOTHING, program.call, _ignore, FrameKind.GIVEN_UP)
 
     def _go_on(self) -> None:
-        """Perform what has fired. What ends meanwhile is performed by the call that is at it."""
+        """Perform the operations that have fired; a nested call leaves them to the outer one."""
         if self._performing or self._finished:
             return
         self._performing = True
@@ -307,7 +307,7 @@ class CollectiveCall(TcpOperation):
             self._finish()
 
     def _perform(self, i: int) -> bool:
-        """Do what an operation does; return whether that is all."""
+        """Perform an operation; return whether it is complete."""
         lane, operation = self._lane, self._program.operations[i]
         match operation:
             case Send(data=data, to=to, tag=tag) if data is not None:
@@ -351,5 +351,5 @@ def _ignore() -> None:
 
 
 def another_call(lane: WireLane, rank: int) -> str:
-    """Say that a rank of the lane is about something else."""
+    """Return an error that a rank of the lane makes another call."""
     return f"rank {lane.peer.world_rank_of(rank)} called something else here, or with another size or dtype"

@@ -1,8 +1,8 @@
-"""The connections of a rank and the messages on them: moved by whoever looks, or waits.
+"""The connections of a rank and the messages on them, moved by looks and waits.
 
-Each message has a header: its key, its length, and a word on the call that it belongs to. A message for which nothing
-is posted yet is kept; one that comes while it is being posted goes on into the right place. What completes a message
-is called at once, under the wire's lock, so that collectives go on wherever anybody looks.
+Each message has a header: its key, its length, and a word on the call that it belongs to. A message without a posted
+receive is kept; one that arrives while its receive is posted continues in the right place. A message's callback runs at
+once, under the wire's lock, so that any look advances collectives.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SAYING_S = 1.0
 
 
 class Key(NamedTuple):
-    """What messages are matched by.
+    """The key by which messages are matched.
 
     Attributes:
-        space: the lane, and whether it is one of its collectives: a number that no other lane of the job has.
+        space: of the lane's messages, or of its collectives: a number unique in the job.
         rank: the other rank, numbered as in the job.
         round: of the message.
     """
@@ -44,30 +44,30 @@ class Key(NamedTuple):
 
 
 class Receiver(Protocol):
-    """Whoever has posted a receive; called under the wire's lock."""
+    """A posted receive; called under the wire's lock."""
 
     def place(self, frame: Frame) -> Array | None:
-        """Return where the message goes [uint8, its length]; None, having noted why, where it fits nowhere."""
+        """Return the message's place [uint8, its length]; None, having noted the reason, if it does not fit."""
 
     def arrived(self) -> None:
-        """Take note that the message is there."""
+        """Note that the message is received."""
 
 
 class _UnexpectedMessage(NamedTuple):
-    """A message that nobody has posted a receive for."""
+    """A message without a posted receive."""
 
     frame: Frame
     data: Array
 
 
 class _Arriving:
-    """The message that a connection is about.
+    """The message that a connection is receiving.
 
     Attributes:
-        key: whose it is.
+        key: its key.
         frame: its header.
-        data: where it goes.
-        receiver: who has posted a receive; None where nobody has yet.
+        data: its place.
+        receiver: its posted receive; None if there is none yet.
         refused: whether its receiver has no place for it.
     """
 
@@ -86,8 +86,8 @@ class Wire:
         ended: called with the exit status when another rank has ended the job.
 
     Attributes:
-        lock: held by whoever moves messages.
-        lost: the ranks whose connections were closed without a word, in the order in which that became known.
+        lock: held while messages move.
+        lost: the ranks whose connections were closed without notice, in the order of detection.
     """
 
     def __init__(self, rank: int, sockets: Mapping[int, socket.socket], ended: Callable[[int], None]) -> None:
@@ -116,14 +116,14 @@ class Wire:
     def send(
         self, key: Key, data: Array, call: int, sent: Callable[[], None], kind: FrameKind = FrameKind.MESSAGE
     ) -> bool:
-        """Send a message, as far as it goes at once.
+        """Send a message, as far as possible at once.
 
         Args:
-            key: its space and round, and the rank that it goes to.
+            key: its space and round, and the receiving rank.
             data: uint8 [n]; the wire's until it is sent.
             call: a word on the call that it belongs to.
             sent: called later, when it is sent, if it is not now.
-            kind: a message, or what stands in its place.
+            kind: a message, or a notice in its place.
 
         Returns:
             Whether it is sent.
@@ -142,7 +142,7 @@ class Wire:
             return finished
 
     def _listen(self, connection: Connection) -> None:
-        """Have the connection looked at when it can take more, as long as there is more."""
+        """Poll the connection for room as long as messages wait to be sent."""
         wanted = select.EPOLLIN | (select.EPOLLOUT if connection.busy else 0)
         if connection.events != wanted and not connection.closed:
             connection.events = wanted
@@ -151,7 +151,7 @@ class Wire:
     # ---------------------------------------------------------------------------------------------- receiving
 
     def post(self, key: Key, receiver: Receiver) -> None:
-        """Give the next message of `key` to `receiver`; that may be now."""
+        """Post `receiver` for the next message of `key`, which may be here already."""
         with self.lock:
             kept = self._kept.get(key)
             if kept:
@@ -167,7 +167,7 @@ class Wire:
                 self._posted[key].append(receiver)
 
     def withdraw(self, key: Key, receiver: Receiver) -> None:
-        """Take back what was posted; a message of it that is on its way waits for another receive."""
+        """Withdraw a posted receive; a message that is arriving waits for another receive."""
         with self.lock:
             posted = self._posted.get(key)
             if posted and receiver in posted:
@@ -181,7 +181,7 @@ class Wire:
                 arriving.data = self._connections[key.rank].target
 
     def close(self, *spaces: int) -> None:
-        """Forget what has come for lanes that are closed, and what may still come."""
+        """Drop messages of closed lanes, received and future ones."""
         with self.lock:
             self._closed.update(spaces)
             for key in [key for key in self._kept if key.space in spaces]:
@@ -195,7 +195,7 @@ class Wire:
         self._ring()
 
     def _divert(self, arriving: _Arriving, receiver: Receiver) -> None:
-        """Have the rest of a message go where the receiver wants it."""
+        """Direct the rest of a message to the receiver's place."""
         place = receiver.place(arriving.frame)
         arriving.receiver, arriving.refused = receiver, place is None
         if place is not None:
@@ -221,7 +221,7 @@ class Wire:
     # ----------------------------------------------------------------------------------------------- progress
 
     def advance(self) -> None:
-        """Send and receive what can be without waiting; returns at once where another thread is about it."""
+        """Send and receive without waiting; return at once if another thread does so."""
         if self._moving or not self.lock.acquire(blocking=False):
             return
         try:
@@ -235,10 +235,10 @@ class Wire:
             self.lock.release()
 
     def sleep(self, is_over: Callable[[], bool], longest_s: float) -> None:
-        """Sleep until there is something to move, or another thread has moved something, at most `longest_s`.
+        """Sleep until messages can move or another thread has moved one, at most `longest_s`.
 
         Args:
-            is_over: whether there is no need to; asked under the lock.
+            is_over: returns whether not to sleep; called under the lock.
             longest_s: seconds.
         """
         if longest_s < POLL_RESOLUTION_S:
@@ -258,7 +258,7 @@ class Wire:
                 os.eventfd_read(self._bell)
 
     def _ring(self) -> None:
-        """Wake the threads that sleep, as what they wait for may have come."""
+        """Wake the threads that sleep, as their messages may have arrived."""
         if self._sleepers:
             os.eventfd_write(self._bell, self._sleepers)
 
@@ -274,7 +274,7 @@ class Wire:
             self._listen(connection)
 
     def _take(self, connection: Connection) -> None:
-        """Take what has come whole: a header, or a message."""
+        """Handle a complete header or message."""
         arriving = self._arriving.pop(connection.rank, None)
         if arriving is None:
             self._begin(connection, connection.header())
@@ -315,16 +315,16 @@ class Wire:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is not sent that can still be."""
+        """Tell whether any message waits to be sent."""
         return any(connection.busy for connection in self._connections.values())
 
     @property
     def all_left(self) -> bool:
-        """Whether all other ranks have said that they leave."""
+        """Tell whether all other ranks have announced that they leave."""
         return all(connection.left for connection in self._connections.values())
 
     def say(self, kind: FrameKind, number: int = 0) -> None:
-        """Tell all other ranks that this one leaves, or with which exit status it ends the job."""
+        """Announce to all other ranks that this one leaves, or that it ends the job with an exit status."""
         end_s = time.monotonic() + _SAYING_S
         with self.lock:
             for connection in self._connections.values():

@@ -1,4 +1,4 @@
-"""The links of the virtual network: when a message has left its sender, and when it has arrived."""
+"""The links of the virtual network: the times at which messages leave and arrive."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Fabric"]
 
 
 class Fabric:
-    """A link out of and a link into every rank, each carrying one message, or collective, at a time.
+    """The links out of and into every rank, each carrying one message, or collective, at a time.
 
     Attributes:
-        num_messages: how many messages were carried; native collectives are not made of messages here.
+        num_messages: number of messages carried; native collectives are not made of messages here.
         num_bytes: their bytes together.
     """
 
@@ -64,13 +64,13 @@ class Fabric:
     def carry_together(
         self, ranks: Sequence[int], occupied_s: float, latency_s: float, ended: Callable[[], None]
     ) -> None:
-        """Carry what a native collective sends, on all links of its ranks as soon as all of them are free.
+        """Carry a native collective's bytes on all links of its ranks as soon as all are free.
 
         Args:
-            ranks: those of the world that take part.
-            occupied_s: how long their links are in use, in seconds.
-            latency_s: how much later it ends, in seconds.
-            ended: called then.
+            ranks: the ranks of the world that take part.
+            occupied_s: time that their links are in use, in seconds.
+            latency_s: time from then to its end, in seconds.
+            ended: called at its end.
         """
         end_s = self._timeline.now_s
         if occupied_s:

@@ -22,13 +22,13 @@ _REDUCIBLE = frozenset(map(np.dtype, (np.float32, np.float64, np.int32, np.int64
 
 
 class LaneState:
-    """What the ranks of a lane share.
+    """The state that the ranks of a lane share.
 
     Attributes:
-        name: as the ranks gave it.
+        name: the ranks' name of it.
         ranks: the group, as ranks of the world.
         mailboxes: one per rank of the group.
-        rendezvous: where its collectives meet.
+        rendezvous: matches its collectives.
     """
 
     def __init__(self, name: str, ranks: tuple[int, ...]) -> None:
@@ -39,10 +39,10 @@ class LaneState:
 
 
 class VirtualLane(Lane):
-    """One rank's end of a lane."""
+    """The end of a lane on one rank."""
 
     def __init__(self, state: LaneState, station: Station, rank: int, timeout_s: float) -> None:
-        """Open the end of the group's `rank`, whose waits last `timeout_s` if they do not say."""
+        """Open the end of the group's `rank`, with the default timeout `timeout_s`, in seconds."""
         self.name = state.name
         self.rank = rank
         self.size = len(state.ranks)
@@ -149,7 +149,7 @@ class VirtualLane(Lane):
         return self._join(Call("ibarrier", None, 0, seconds, lambda nothing: nothing))
 
     def close(self) -> None:
-        """Give this rank's end back; receives that are still posted fail."""
+        """Close this rank's end; receives that are still posted fail."""
         if not self._closed:
             self._closed = True
             self._state.mailboxes[self.rank].close()

@@ -1,4 +1,4 @@
-"""Match a lane's messages with the receives posted for them."""
+"""A mailbox that matches a lane's messages with posted receives."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _put(queues: _Queues[T], key: tuple[int, int], item: T) -> None:
 
 
 def _take(queues: _Queues[T], key: tuple[int, int]) -> T | None:
-    """Take the oldest item of `key`. Empty queues are dropped: rounds never come back."""
+    """Take the oldest item of `key`. Empty queues are dropped, as rounds do not repeat."""
     queue = queues.get(key)
     if queue is None:
         return None
@@ -49,7 +49,7 @@ def _take(queues: _Queues[T], key: tuple[int, int]) -> T | None:
 
 
 class Mailbox:
-    """What has arrived for one rank on one lane, and what that rank is ready to receive.
+    """The arrived messages and the posted receives of one rank on one lane.
 
     Both are keyed by (source, round), ranks being the group's; within a key the oldest message goes to the
     oldest receive.
@@ -79,7 +79,7 @@ class Mailbox:
             self._fill(key, _Posted(buffer, request), message)
 
     def withdraw(self, source: int, round: int, request: VirtualRequest) -> None:
-        """Forget the posted receive of `request`, and say that it is over."""
+        """Remove the posted receive of `request`, and end it."""
         key = (source, round)
         self._posted[key] = deque(posted for posted in self._posted[key] if posted.request is not request)
         if not self._posted[key]:

@@ -21,11 +21,11 @@ __all__ = ["GroupState", "VirtualPeer"]
 
 
 class GroupState:
-    """What the ranks of a group share.
+    """The state that the ranks of a group share.
 
     Attributes:
         ranks: the group, as ranks of the world, in the group's order.
-        rendezvous: where the collectives of the peers themselves meet.
+        rendezvous: matches the collectives of the peers themselves.
         sessions: of the group, by number.
     """
 
@@ -37,7 +37,7 @@ class GroupState:
 
 
 class VirtualPeer(Peer):
-    """One rank's endpoint in a virtual world or in a group of its ranks.
+    """The endpoint of one rank in a virtual world or in a group of its ranks.
 
     Used from that rank's tasks only. Messages to a reader name ranks by their rank in the world.
     """
@@ -45,7 +45,7 @@ class VirtualPeer(Peer):
     transport = "virtual"
 
     def __init__(self, state: GroupState, station: Station, rank: int, timeout_s: float) -> None:
-        """Make the endpoint of the group's `rank`, whose waits last `timeout_s` if they do not say."""
+        """Make the endpoint of the group's `rank`, with the default timeout `timeout_s`, in seconds."""
         super().__init__(rank, len(state.ranks))
         self.timeout_s = timeout_s
         self.clock = _Clock(station)
@@ -75,7 +75,7 @@ class VirtualPeer(Peer):
         def conclude(_: list[Any]) -> Sequence[LaneState]:
             return [LaneState(name, self._state.ranks)] * self.size
 
-        state = self._meet(Call(f"lane {name!r}", None, 0, self._station.network.allgather_seconds, conclude))
+        state = self._join(Call(f"lane {name!r}", None, 0, self._station.network.allgather_seconds, conclude))
         return VirtualLane(state, self._station, self.rank, self.timeout_s)
 
     def group(self, ranks: Sequence[int]) -> VirtualPeer | None:
@@ -93,7 +93,7 @@ class VirtualPeer(Peer):
             )
         nbytes = 8 * len(named)
         call = Call("group", named, nbytes, self._station.network.allgather_seconds, self._form_groups)
-        state = self._meet(call)
+        state = self._join(call)
         if state is None:
             return None
         peer = VirtualPeer(state, self._station, named.index(self.rank), self.timeout_s)
@@ -108,18 +108,17 @@ class VirtualPeer(Peer):
 
         seconds = self._station.network.allgather_seconds
         call = Call("allgather_bytes", bytes(data), len(data), seconds, conclude, what)
-        gathered: list[bytes] = self._meet(call, timeout_s)
+        gathered: list[bytes] = self._join(call, timeout_s)
         return gathered
 
     def kill(self) -> NoReturn:
-        """End this rank at once, as a crash would: it raises RankKilledError here, and wherever it goes on."""
+        """End this rank at once, as a crash would: it raises RankKilledError here, and at each later use."""
         self._station.scheduler.kill(self._station.rank)
 
     def abort(self, message: str, code: int = 1) -> NoReturn:
         """End every rank of the world: `World.run` raises TransportError with `message`.
 
-        Nothing is printed, as that error says it once; `code` is left to whoever catches it: virtual ranks
-        have no exit status.
+        Nothing is printed, as that error says it once; `code` is unused, as virtual ranks have no exit status.
         """
         self._station.scheduler.end(lambda: TransportError(message))
         raise TransportError(message)
@@ -128,7 +127,7 @@ class VirtualPeer(Peer):
         self.threads.check_ended()
         self._closed = True
 
-    def _meet(self, call: Call, timeout_s: float | None = None) -> Any:
+    def _join(self, call: Call, timeout_s: float | None = None) -> Any:
         if self._closed:
             raise TransportError(f"rank {self._station.rank}: {call.what} on a peer that is closed")
         request = self._state.rendezvous.join(self._station, self.rank, self.timeout_s, call)
@@ -151,7 +150,7 @@ class VirtualPeer(Peer):
 
 
 class _Clock(Clock):
-    """The simulation's."""
+    """The simulation's clock."""
 
     def __init__(self, station: Station) -> None:
         self._station = station
@@ -178,7 +177,7 @@ class _Clock(Clock):
 
 
 class _Threads(Threads):
-    """Tasks of the simulation."""
+    """The threads of a virtual rank: tasks of the simulation."""
 
     shares_process = True
 
@@ -191,16 +190,16 @@ class _Threads(Threads):
         """Run `call()` in another task of this rank, in virtual time beside the caller.
 
         The task shares the rank's random states and, in a copy, the caller's context variables (so
-        `current_peer()` works). The world ends when all its tasks have ended: tell it to, and wait for it.
-        What it raises ends the world.
+        `current_peer()` works). The world ends when all its tasks have ended: end this one, and wait for it. Its
+        exception ends the world.
 
         Args:
             name: its role on this rank, for reports.
-            call: what it runs.
+            call: the function that it runs.
             stop: not needed, as no task outlives its world.
 
         Returns:
-            Done when `call` has returned; its result is what it returned.
+            A request that is done when `call` has returned, with its result.
         """
         self._station.scheduler.running(self._station.rank)
         # It ends whoever leaves a session.
@@ -223,7 +222,7 @@ class _Threads(Threads):
 
 
 class _Status(Status):
-    """What the simulation knows of every task."""
+    """The status of every task, known to the simulation."""
 
     def __init__(self, station: Station) -> None:
         self._station = station

@@ -1,4 +1,4 @@
-"""Collectives as meetings: the k-th call of every rank on one lane belong together."""
+"""The matching of collectives: the k-th calls of every rank on one lane belong together."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["Call", "VirtualRendezvous", "name_ranks"]
 
 @dataclass(frozen=True)
 class Call:
-    """One rank's part in a collective.
+    """The part of one rank in a collective.
 
     Attributes:
-        what: the operation with all that must agree among the ranks, as a reader should see it.
-        contribution: what this rank brings.
-        nbytes: how much of it crosses the network; the largest rank's counts.
+        what: the operation with all facts that must agree among the ranks, in a readable form.
+        contribution: this rank's data.
+        nbytes: bytes of it that cross the network; the largest rank's count.
         seconds: (nbytes, size) -> the collective's virtual time after the last rank has called, on idle links; what
             its bytes take, more than none would, the links are in use.
         conclude: takes the contributions by rank, when that time has passed, and returns the results by rank.
-        purpose: what this rank calls it for, for its reports.
+        purpose: the purpose of the call, for reports.
     """
 
     what: str
@@ -46,8 +46,8 @@ class VirtualRendezvous:
 
     Args:
         where: names it in messages.
-        ranks: those that meet, the world's.
-        uses_links: whether its bytes wait for links and keep them busy; a few that ranks agree by need not.
+        ranks: its ranks, numbered as in the world.
+        uses_links: whether its bytes wait for links and keep them busy; a few control bytes need not.
     """
 
     def __init__(self, where: str, ranks: tuple[int, ...], *, uses_links: bool) -> None:
@@ -79,7 +79,7 @@ class VirtualRendezvous:
         return request
 
     def _hold(self, meeting: _CallsOfRound, station: Station) -> None:
-        """Finish the meeting that `station`'s rank has completed."""
+        """Finish the collective that `station`'s rank has completed."""
         calls = [meeting.calls[rank] for rank in range(len(self._ranks))]
         if len({call.what for call in calls}) > 1:
             self._fail(meeting, self._describe_disagreement(calls))

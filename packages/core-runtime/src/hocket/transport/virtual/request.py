@@ -1,4 +1,4 @@
-"""A rank's place in the simulation, and what its tasks wait for: operations, events and wake-ups."""
+"""The access of a rank to the simulation, and its tasks' operations, events and wake-ups."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _TRAINING = "main"
 
 
 class Attendance:
-    """The ranks' presence in a session: their training threads wait for each other as long as nobody has left it.
+    """The presence of ranks in a session: their training threads wait for each other until a rank leaves.
 
     Attributes:
-        left: says which rank has left, and why; empty as long as none has, or the others cannot know.
+        left: the rank that has left, and the reason; empty while none has, or others cannot know.
     """
 
     def __init__(self) -> None:
         self.left = ""
         self._waiting: list[ScheduledThread] = []
 
-    def leave(self, scheduler: Scheduler, told: str) -> None:
-        """Have the others hear, a little later, that a rank has left."""
+    def leave(self, scheduler: Scheduler, why: str) -> None:
+        """Notify the other ranks, a little later, that a rank has left."""
         timeline = scheduler.timeline
 
-        def hear() -> None:
-            self.left = self.left or told
+        def notify() -> None:
+            self.left = self.left or why
             for task in self._waiting:
                 if task.is_blocked:
                     task.error = self.error(task)
@@ -48,12 +48,12 @@ class Attendance:
         timeline.call_at(timeline.now_s + HEARD_AFTER_S, hear)
 
     def error(self, task: ScheduledThread) -> SessionLeftError:
-        """Return what a task that waits raises."""
+        """Return the error of a task that waits."""
         return SessionLeftError(f"{task} waits in the session, but {self.left}")
 
     @contextmanager
     def waiting(self, task: ScheduledThread) -> Iterator[None]:
-        """Surround a wait of a task, which ends with an error once a rank has left."""
+        """Return a context for a task's wait, which fails once a rank has left."""
         if task.name != _TRAINING:
             yield  # the engine's own thread: it ends when the training thread says so
             return
@@ -68,15 +68,15 @@ class Attendance:
 
 @dataclass(frozen=True)
 class Station:
-    """Where a rank is attached to the simulation.
+    """The attachment of a rank to the simulation.
 
     Attributes:
         scheduler: runs its tasks.
         fabric: carries its messages.
-        network: what they cost.
-        rank: its rank in the world; every message to a reader names ranks by this one.
+        network: their costs.
+        rank: its rank in the world, which all messages to a reader use.
         wakes: rung whenever an operation of the rank ends.
-        attendance: of the session that it is used in; None outside of any.
+        attendance: of its session; None outside of any.
     """
 
     scheduler: Scheduler
@@ -89,7 +89,7 @@ class Station:
     def wait(
         self, signal: Signal, describe: Callable[[], str], default_timeout_s: float, timeout_s: float | None
     ) -> None:
-        """Wait as `Scheduler.wait` does, as long as nobody leaves the session."""
+        """Wait as `Scheduler.wait` does; fail if a rank leaves the session."""
         if self.attendance is None or signal.is_set:
             self.scheduler.wait(self.rank, signal, describe, default_timeout_s, timeout_s)
             return
@@ -98,7 +98,7 @@ class Station:
 
 
 class VirtualRequest(Request):
-    """Finished by the simulation, at a moment of virtual time.
+    """A request that the simulation finishes at a moment of virtual time.
 
     `done` charges `poll_s`; `wait` jumps to the moment at which the operation finishes.
     """
@@ -114,8 +114,8 @@ class VirtualRequest(Request):
 
         Args:
             station: of the rank that it belongs to.
-            timeout_s: virtual seconds that a wait lasts if it does not say.
-            describe: says what is awaited and from whom.
+            timeout_s: default timeout of waits, in virtual seconds.
+            describe: returns the awaited event and its source.
             withdraw: takes a receive out of its mailbox.
         """
         self._station = station
@@ -148,7 +148,7 @@ class VirtualRequest(Request):
             self._withdraw()
 
     def finish(self, result: Any = None) -> None:
-        """Note that the operation has finished and gave `result`; called by the simulation."""
+        """Note that the operation has finished with `result`; called by the simulation."""
         self._result = result
         self._end()
 
@@ -171,7 +171,7 @@ class VirtualEvent(Event):
     """An event between tasks of one rank."""
 
     def __init__(self, station: Station, timeout_s: float) -> None:
-        """Make an event whose waits last `timeout_s` virtual seconds if they do not say."""
+        """Make an event whose waits have the default timeout `timeout_s`, in virtual seconds."""
         self._station = station
         self._timeout_s = timeout_s
         self._signal = Signal()

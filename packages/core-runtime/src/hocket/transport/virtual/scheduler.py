@@ -1,9 +1,8 @@
-"""Run tasks one at a time in the order of a virtual clock: discrete-event simulation, with threads.
+"""A scheduler of tasks, one at a time in the order of a virtual clock: discrete-event simulation, with threads.
 
-One task holds the token. Computing takes it no virtual time; when it sleeps, waits or ends, the token goes to
-whatever is next in virtual time. So nothing that a task does can be overtaken by something with an earlier
-clock. Another seed explores another interleaving of tasks that are due at the same time; the same seed
-repeats the run.
+One task holds the token. Computing takes it no virtual time; when it sleeps, waits or ends, the token goes to the next
+task in virtual time. So no action of a task is overtaken by one with an earlier clock. Another seed explores another
+interleaving of tasks that are due at the same time; the same seed repeats the run.
 
 The number of threads inside torch and NumPy is left alone: as only one task runs, each may use all cores. Set
 it to 1 in tests that compare bits.
@@ -40,8 +39,8 @@ class Scheduler:
 
     Attributes:
         timeline: the clock and the tasks.
-        first_error: what ended the run before its tasks had ended, None if nothing did.
-        culprit: says where `first_error` came from.
+        first_error: the error that ended the run before its tasks had ended, None if none did.
+        culprit: a phrase on the origin of `first_error`.
         killed: the ranks that were killed, in the order of their deaths.
     """
 
@@ -60,7 +59,7 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------ from outside
 
     def run(self) -> None:
-        """Run all tasks to their end. What the first to fail raised stands in `first_error`.
+        """Run all tasks to their end. The first task's error is in `first_error`.
 
         An exception that reaches the calling thread meanwhile (Ctrl-C, a test's timeout) ends the tasks and
         is raised when they have ended, or after 5 s if one of them computes on.
@@ -96,7 +95,7 @@ class Scheduler:
         """Return the task that holds the token.
 
         Raises:
-            TransportError: it is not one of `rank`'s, so the caller is none either; or the run is ended.
+            TransportError: the caller is no task of `rank`, or the run is ended.
             RankKilledError: the rank was killed.
         """
         task = self._running
@@ -118,7 +117,7 @@ class Scheduler:
     def poll(self, rank: int, seconds: float, describe: Callable[[], str]) -> None:
         """Charge the running task, one of `rank`'s, a look at something that may not have happened yet.
 
-        A loop that polls for ever cannot be told from one that ends, except that nothing else happens: after
+        A loop that polls forever is indistinguishable from one that ends, except that nothing else happens: after
         20,000 polls per task the poller sleeps until something does, and if nothing can, that is a deadlock.
         """
         task = self.running(rank)
@@ -140,8 +139,8 @@ class Scheduler:
 
         Args:
             rank: the waiting task's rank.
-            signal: what to wait for.
-            describe: says what is awaited, from whom; called for errors and reports only.
+            signal: the signal to wait for.
+            describe: returns the awaited event and its source; called for errors and reports only.
             default_timeout_s: virtual seconds to wait at most where `timeout_s` is None. It counts as no
                 event: tasks that wait with nothing else under way are in a deadlock at once.
             timeout_s: virtual seconds to wait at most.
@@ -175,8 +174,8 @@ class Scheduler:
     def kill(self, rank: int) -> NoReturn:
         """End all tasks of `rank`, to which the running one belongs; the other ranks notice a little later.
 
-        Until then what they send to it is lost and what they await of it does not come. Then the run is ended for
-        them: each raises PeerLostError, from what it waits for or from its next use of the transport.
+        Until then their messages to it are lost, and they get none of it. Then the run is ended for them: each raises
+        PeerLostError, from its wait or from its next use of the transport.
         """
         task = self.running(rank)
         self.killed.append(rank)
@@ -205,7 +204,7 @@ class Scheduler:
             self._switch(task)
 
     def _switch(self, task: ScheduledThread) -> None:
-        """Hand the token on and come back when it is `task`'s turn."""
+        """Hand the token on and return when it is `task`'s turn."""
         following = self._next_task()
         if following is task:
             task.state = ThreadState.RUNNING
@@ -251,7 +250,7 @@ class Scheduler:
         self.end(lambda: PeerLostError(cause))
 
     def _next_task(self) -> ScheduledThread:
-        """Run the events that come first and return the task whose turn it is then."""
+        """Run the events before the next task, and return that task."""
         while True:
             if self._ending is not None:
                 self.timeline.wake_blocked()
@@ -266,10 +265,10 @@ class Scheduler:
 
 
 def _see_out(thread: threading.Thread) -> None:
-    """Wait until the system has ended a thread, too, and not only Python.
+    """Wait until the system has ended a thread, not only Python.
 
-    What torch keeps for a thread is given up in between, and takes the interpreter's lock: of a backward that has
-    failed, the rest of its graph. Where the interpreter ends first, that ends the process by SIGABRT.
+    torch frees a thread's data in between, as the rest of a failed backward's graph, and takes the interpreter's lock
+    for it. If the interpreter ends first, that ends the process by SIGABRT.
     """
     thread.join()
     there, until = f"/proc/self/task/{thread.native_id}", time.monotonic() + _SEEING_OUT_S
@@ -278,12 +277,12 @@ def _see_out(thread: threading.Thread) -> None:
 
 
 class _RandomStates:
-    """The global random states that real ranks would each have, swapped as the token moves.
+    """The global random states of each rank, swapped as the token moves.
 
-    torch's default CPU generator (once torch is imported), NumPy's legacy global state and `random`'s; each rank
-    starts with what the caller of `World.run` had. Without the swap a model with dropout would draw in the order in
-    which the scheduler runs the ranks. CUDA generators are not swapped: draw on the CPU, or from a generator of your
-    own, where virtual ranks share a GPU.
+    torch's default CPU generator (once torch is imported), NumPy's legacy global state and `random`'s; each rank starts
+    with those of the caller of `World.run`. Without the swap a model with dropout would draw in the order in which the
+    scheduler runs the ranks. CUDA generators are not swapped: draw on the CPU, or from a generator of your own, where
+    virtual ranks share a GPU.
     """
 
     def __init__(self) -> None:
@@ -303,7 +302,7 @@ class _RandomStates:
         self._rank = rank
 
     def leave(self) -> None:
-        """Restore what the caller of `World.run` had."""
+        """Restore the states of the caller of `World.run`."""
         if self._rank is not None:
             self._load(self._outside, randomness.read(self._loaded))
             self._rank = None

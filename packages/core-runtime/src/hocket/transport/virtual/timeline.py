@@ -1,4 +1,4 @@
-"""The virtual clock, its agenda, and what every task is ready for or waits for. No threads in here."""
+"""The virtual clock, its agenda, and every task's state; without threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IDLE_POLLS_PER_TASK = 20_000
 
 
 class ThreadState(enum.Enum):
-    """What a task is doing, as reports say it."""
+    """The state of a task, in the words of reports."""
 
     READY = "is ready to run"
     RUNNING = "computes"
@@ -37,7 +37,7 @@ class ThreadState(enum.Enum):
 
 
 class Signal:
-    """Something that becomes true once, at a moment of virtual time; `Scheduler.fire` makes it so."""
+    """A signal that is set once, at a moment of virtual time, by `Timeline.fire`."""
 
     __slots__ = ("is_set", "waiting")
 
@@ -52,17 +52,17 @@ class ScheduledThread:
     Attributes:
         rank: the rank it belongs to; several tasks may share one.
         name: its role on that rank, for instance `main`.
-        call: what it runs.
-        result: what that returned, None before.
-        note: what it last reported about itself.
-        token: released by whoever hands the token to this task.
-        state: what it is doing.
-        awaited: what it waits for, None if it does not.
-        describe_awaited: says what it waits or polls for, and from whom.
-        since_s: since when it waits, in virtual time.
-        timeout_s: how long it waits at most, from `since_s`.
+        call: the function that it runs.
+        result: the function's result, None before.
+        note: its last note about itself.
+        token: released to hand the token to this task.
+        state: its state.
+        awaited: the signal that it waits for, None if it does not wait.
+        describe_awaited: returns the event that it waits or polls for, and its source.
+        since_s: begin of its wait, in virtual seconds.
+        timeout_s: longest wait from `since_s`, in virtual seconds.
         has_own_timeout: whether the wait itself set `timeout_s`, and not the peer's default.
-        error: to be raised in it when it runs again.
+        error: an error to raise in it when it runs again.
     """
 
     def __init__(self, rank: int, name: str, call: Callable[[], Any]) -> None:
@@ -83,19 +83,19 @@ class ScheduledThread:
 
     @property
     def deadline_s(self) -> float:
-        """The virtual time at which its wait ends in an error."""
+        """Return the virtual time at which its wait ends in an error, in seconds."""
         return self.since_s + self.timeout_s
 
     @property
     def is_blocked(self) -> bool:
-        """Whether only others can make it go on."""
+        """Tell whether only other tasks can let it continue."""
         return self.state in (ThreadState.WAITING, ThreadState.POLLING)
 
     def __str__(self) -> str:
         return f"rank {self.rank} [{self.name}]" + (f" ({self.note})" if self.note else "")
 
     def describe(self, now_s: float) -> str:
-        """Say what the task is doing, in one line."""
+        """Return the task's state, in one line."""
         if not self.is_blocked or self.describe_awaited is None:
             return f"{self} {self.state.value}"
         return f"{self} {self.state.value} {self.describe_awaited()}, since {now_s - self.since_s:.6g} s"
@@ -104,8 +104,7 @@ class ScheduledThread:
 class _Agenda:
     """Events, and tasks that are ready to run, by the moment at which they are due.
 
-    Of what is due at the same moment, events come first, in the order in which they were planned; between
-    tasks a seeded draw decides.
+    At the same moment events run first, in the order of their planning; between tasks a seeded draw decides.
     """
 
     def __init__(self, seed: int) -> None:
@@ -115,7 +114,7 @@ class _Agenda:
 
     @property
     def next_due_s(self) -> float:
-        """The virtual time at which something is due next; infinity where nothing is."""
+        """Return the virtual time of the next entry, in seconds; infinity if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def add_event(self, due_s: float, event: Event) -> None:
@@ -125,7 +124,7 @@ class _Agenda:
         heapq.heappush(self._heap, (due_s, self._draw(), next(self._order), task))
 
     def pop(self) -> tuple[float, ScheduledThread | Event]:
-        """Remove what is due next and return it with the time at which it is due."""
+        """Remove the next entry and return it with its time."""
         due_s, _, _, item = heapq.heappop(self._heap)
         return due_s, item
 
@@ -135,7 +134,7 @@ class Timeline:
 
     Attributes:
         now_s: the virtual clock, in seconds from the start of the run.
-        tasks: all tasks that there were, in the order in which they came.
+        tasks: all tasks so far, in the order of their creation.
     """
 
     def __init__(self, seed: int) -> None:
@@ -147,7 +146,7 @@ class Timeline:
         self._idle_polls = 0
 
     def describe(self) -> str:
-        """Say what every task is doing, a line each, those that wait first."""
+        """Return every task's state, a line each, waiting tasks first."""
         return _describe_tasks(self.tasks, self.now_s)
 
     def call_at(self, time_s: float, event: Event) -> None:
@@ -163,13 +162,13 @@ class Timeline:
         signal.waiting.clear()
 
     def make_ready(self, task: ScheduledThread, due_s: float) -> None:
-        """Let it be `task`'s turn at `due_s`."""
+        """Plan `task`'s turn at `due_s`."""
         task.state = ThreadState.READY
         task.awaited = task.describe_awaited = None
         self._agenda.add_task(due_s, task)
 
     def pass_alone(self, seconds: float) -> bool:
-        """Move the clock if nothing is due within `seconds`, end included; return whether it moved."""
+        """Move the clock if no entry is due within `seconds`, end included; return whether it moved."""
         due_s = self.now_s + seconds
         if due_s < self._next_deadline_s and due_s < self._agenda.next_due_s:
             self.now_s = due_s
@@ -193,16 +192,16 @@ class Timeline:
         self._next_deadline_s = min(self._next_deadline_s, task.deadline_s)
 
     def await_change(self, task: ScheduledThread, describe: Callable[[], str]) -> None:
-        """Block `task`, which polls in vain, until something happens."""
+        """Block `task`, which polls in vain, until another event."""
         task.state, task.describe_awaited, task.since_s = ThreadState.POLLING, describe, self.now_s
 
     def note_poll(self) -> bool:
-        """Count a poll and return whether there were so many in a row that polling is waiting."""
+        """Count a poll and return whether so many came in a row that polling counts as waiting."""
         self._idle_polls += 1
         return self._idle_polls > _IDLE_POLLS_PER_TASK * len(self.tasks)
 
     def note_change(self) -> None:
-        """Something other than a poll happens: those that poll may look again."""
+        """Note an event other than a poll, so that polling tasks may look again."""
         if self._idle_polls:
             self._idle_polls = 0
             for task in self.tasks:
@@ -217,7 +216,7 @@ class Timeline:
                 self.make_ready(task, self.now_s)
 
     def interrupt(self, rank: int, error: Callable[[], BaseException]) -> None:
-        """Have `rank`'s tasks but the running one raise their own `error()`, those that sleep when they wake."""
+        """Make `rank`'s tasks except the running one raise their own `error()`, sleeping ones when they wake."""
         for task in self.tasks:
             if task.rank == rank and task.state not in (ThreadState.RUNNING, ThreadState.ENDED):
                 task.error = error()
@@ -225,10 +224,10 @@ class Timeline:
                     self.make_ready(task, self.now_s)
 
     def advance(self) -> ScheduledThread | Event:
-        """Move the clock to what is next, and return that.
+        """Move the clock to the next entry, and return that.
 
-        A wait whose timeout passes is next when it is due. Where nothing is due, and no wait has set itself a
-        timeout, all tasks that are left have waited in vain: each will raise DeadlockError.
+        A wait's timeout is an entry, too. If no entry is left, and no wait has a timeout of its own, all remaining
+        tasks wait in vain: each will raise DeadlockError.
         """
         if self._agenda.next_due_s == math.inf and not any(task.has_own_timeout for task in self._waiting()):
             report = f"no virtual rank can go on:\n{self.describe()}"
@@ -244,7 +243,7 @@ class Timeline:
         return [task for task in self.tasks if task.state is ThreadState.WAITING]
 
     def _expire_first(self) -> None:
-        """Let the earliest deadline pass, if it is really earlier than what is next on the agenda."""
+        """Let the earliest deadline pass, if it is earlier than the next entry of the agenda."""
         first = min(self._waiting(), key=lambda task: task.deadline_s, default=None)
         self._next_deadline_s = math.inf if first is None else first.deadline_s
         if first is None or first.deadline_s >= self._agenda.next_due_s:
@@ -258,7 +257,7 @@ class Timeline:
 
 
 def _describe_tasks(tasks: Iterable[ScheduledThread], now_s: float) -> str:
-    """Say what each task is doing, a line each, at most 16: those that are blocked first."""
+    """Return each task's state, a line each, at most 16, blocked ones first."""
     ordered = sorted(tasks, key=lambda task: (not task.is_blocked, task.rank))
     lines = [task.describe(now_s) for task in ordered[:_REPORTED_TASKS]]
     if len(ordered) > _REPORTED_TASKS:

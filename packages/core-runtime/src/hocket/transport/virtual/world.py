@@ -1,4 +1,4 @@
-"""A world of virtual ranks, and which of them the caller is."""
+"""A world of virtual ranks, and the caller's rank among them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def current_peer() -> Peer | None:
 
 
 class VirtualWorld:
-    """`size` virtual ranks: threads of this process under a deterministic scheduler and a virtual clock.
+    """A world of `size` virtual ranks: threads of this process under a deterministic scheduler and a virtual clock.
 
-    The same function, seed and network give the same run: the same order of everything, the same times.
+    The same function, seed and network give the same run: the same order of all events, at the same times.
 
     Attributes:
-        elapsed_s: virtual seconds that the last run took, until its last rank ended.
-        num_messages: point-to-point messages that it sent.
+        elapsed_s: virtual seconds of the last run, until its last rank ended.
+        num_messages: number of point-to-point messages in it.
         num_bytes: their bytes together.
         killed: the ranks that faults killed in it, in the order of their deaths.
     """
@@ -46,14 +46,14 @@ class VirtualWorld:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         wrap: Callable[[Peer], Peer] | None = None,
     ) -> None:
-        """Describe a world; nothing runs before `run`.
+        """Describe a world; no rank runs before `run`.
 
         Args:
-            size: how many ranks, at least 1.
-            network: what messages cost; `NetworkModel()` where None.
-            seed: chooses who goes first among ranks that are due at the same virtual time.
-            timeout_s: virtual seconds that waits last which do not say.
-            wrap: makes of each rank's endpoint the one that it works with, for instance `Faults(...).wrap`.
+            size: number of ranks, at least 1.
+            network: the cost of messages; `NetworkModel()` where None.
+            seed: of the order of ranks that are due at the same virtual time.
+            timeout_s: default timeout of waits, in virtual seconds.
+            wrap: wraps each rank's endpoint, for instance `Faults(...).wrap`.
 
         Raises:
             ValueError: `size` below 1.
@@ -71,15 +71,15 @@ class VirtualWorld:
         self.num_bytes = 0
 
     def run(self, call: Callable[..., T], *args: Any) -> list[T]:
-        """Run `call(*args)` on every rank and return what the ranks returned, by rank; None for one that was killed.
+        """Run `call(*args)` on every rank and return the results, by rank; None for a killed rank.
 
         Each run starts with a clock at 0 and, on every rank, a copy of the caller's global random states,
         which are the caller's again afterwards. On a rank, `current_peer()` is its endpoint.
 
         Raises:
-            BaseException: what the first rank to fail raised, with a note that names the rank. The other
-                ranks get PeerLostError from whatever they do next with the transport.
-            DeadlockError: all ranks wait, and nothing is under way that could wake one.
+            BaseException: the first failed rank's error, with a note that names the rank. The other ranks get
+                PeerLostError from their next use of the transport.
+            DeadlockError: all ranks wait, and no event is planned that could wake one.
         """
         scheduler = Scheduler(self.seed)
         fabric = Fabric(scheduler.timeline, self.network, self.size)
