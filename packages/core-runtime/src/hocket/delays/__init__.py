@@ -1,4 +1,4 @@
-"""Injected imbalance: how long which rank of a run is held up in which step; any strategy, any task."""
+"""Injected imbalance: delays of a run's ranks in its steps, for any strategy and task."""
 
 from hocket.delays.api import ComputeModel, Delays
 from hocket.delays.patterns import Fixed, LinearSkew, RandomSubset, ShiftingSkew

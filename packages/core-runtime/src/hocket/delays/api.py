@@ -15,11 +15,11 @@ __all__ = ["ComputeModel", "Delays", "check_seconds"]
 
 
 class Delays(Configured, ABC):
-    """How long each rank is held up in each step, before its forward.
+    """The delay of each rank in each step, before its forward.
 
-    A frozen dataclass whose fields are its configuration. It holds no state and is told nothing but what is the same on
-    every rank, so that all ranks know all delays without a message, and a resumed run has those of one that was never
-    interrupted.
+    A frozen dataclass whose fields are its configuration. It has no state, and depends only on arguments that are equal
+    on every rank, so that all ranks know all delays without a message, and a resumed run has those of an uninterrupted
+    one.
     """
 
     @abstractmethod
@@ -28,23 +28,23 @@ class Delays(Configured, ABC):
 
         Args:
             step: counted from 0, the run's own.
-            size: how many ranks there are, one for which `check_size` passes.
-            seed: the run's, for those that draw; 0 to 2**64 - 1.
+            size: number of ranks; `check_size` must accept it.
+            seed: the run's, for random delays; 0 to 2**64 - 1.
         """
 
     def check_size(self, size: int) -> None:
-        """Refuse a number of ranks for which these delays are not defined.
+        """Refuse a number of ranks that these delays are not defined for.
 
         Raises:
-            ValueError: says which are.
+            ValueError: they are not defined for it; says for which numbers they are.
         """
 
 
 def check_seconds(name: str, value: float) -> None:
-    """Refuse what is no delay.
+    """Refuse a value that is no delay in seconds.
 
     Raises:
-        ValueError: negative, infinite or not a number; begins with `name`.
+        ValueError: it is negative, infinite or not a number; the message begins with `name`.
     """
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} is {value}; allowed: 0 or more, finite")
@@ -52,15 +52,15 @@ def check_seconds(name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class ComputeModel:
-    """How long computing takes on the virtual clock, where no time passes by itself.
+    """A model of computing time for the virtual clock, where no time passes by itself.
 
     A step takes step_s + element_s n seconds for a batch whose inputs have n elements, padding included.
 
-    So batches of longer sequences take longer, as they do in truth. A third of it is forward's and two thirds are
-    backward's, each layer's share that of its trainable numbers, where the strategy overlaps exchanges with them.
+    So batches of longer sequences take longer, as in reality. A third of it is forward and two thirds are backward,
+    shared by layers in proportion to their trainable values, where the strategy overlaps exchanges with them.
 
     Attributes:
-        step_s: seconds of any step; 0 or more.
+        step_s: seconds of every step; 0 or more.
         element_s: seconds for each element of the inputs; 0 or more.
     """
 
@@ -72,5 +72,5 @@ class ComputeModel:
         check_seconds("element_s", self.element_s)
 
     def seconds(self, num_elements: int) -> float:
-        """Return how long a step takes for so many elements of its batch's inputs."""
+        """Return the seconds of a step whose batch's inputs have `num_elements` elements."""
         return self.step_s + self.element_s * num_elements

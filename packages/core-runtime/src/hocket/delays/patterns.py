@@ -20,11 +20,11 @@ __all__ = ["Fixed", "LinearSkew", "RandomSubset", "ShiftingSkew"]
 
 @dataclass(frozen=True)
 class Fixed(Delays):
-    """The same ranks in every step: slower machines.
+    """A delay of the same ranks in every step, as of slower machines.
 
     Attributes:
-        ranks: which, each once.
-        seconds: how long each of them is held up.
+        ranks: the delayed ranks, each once.
+        seconds: the delay of each of them.
     """
 
     ranks: list[int]
@@ -47,14 +47,14 @@ class Fixed(Delays):
 
 @dataclass(frozen=True)
 class RandomSubset(Delays):
-    """A few ranks, others in each step, all subsets being equally likely: noise of the system.
+    """A delay of a random subset of ranks in each step, all equally likely, as of system noise.
 
     Drawn from (seed, step). In the paper 1 of 8 ranks by 0.2, 0.3 or 0.4 s, and 4 of 64 by 0.3 or 0.46 s.
 
     Attributes:
-        count: how many ranks, 0 or more.
-        seconds: how long each of them is held up.
-        fraction: of the steps in which that happens, drawn as well, 0 to 1; nobody is held up in the others.
+        count: number of ranks, 0 or more.
+        seconds: the delay of each of them.
+        fraction: of the steps with delays, drawn as well, 0 to 1.
     """
 
     count: int
@@ -81,7 +81,9 @@ class RandomSubset(Delays):
 
 @dataclass(frozen=True)
 class LinearSkew(Delays):
-    """Rank r of P is held up by shortest_s + (longest_s - shortest_s) r / (P - 1), in every step.
+    """A linear skew in every step, from the shortest delay of rank 0 to the longest of the last.
+
+    Rank r of P is delayed by shortest_s + (longest_s - shortest_s) r / (P - 1).
 
     Attributes:
         shortest_s: rank 0's delay, in seconds; that of a single rank, too.

@@ -19,16 +19,16 @@ _COLUMNS = ["rank", "step", "seconds"]
 
 @dataclass(frozen=True)
 class Recorded(Delays):
-    """What a CSV file says: a line `rank,step,seconds` first, then one for each delay, in any order.
+    """The delays in a CSV file: a line `rank,step,seconds` first, then one for each delay, in any order.
 
-    A rank that has no line for a step is not held up in it; several lines for one add up.
+    A rank without a line for a step is not delayed in it; several lines for one add up.
 
     Attributes:
         file: its path, `~` included; a relative one begins where the command was started.
-        repeat: begin again after the last step of the file; else the steps after it are not held up.
+        repeat: whether to begin again after the last step of the file; else later steps have no delays.
 
     Raises:
-        ValueError: the file cannot be read or has something else in it; names the line.
+        ValueError: the file cannot be read or has another form; names the line.
     """
 
     file: str
@@ -62,10 +62,10 @@ class Recorded(Delays):
 
 
 def _read(file: str, lines: Iterator[str]) -> Iterator[tuple[int, int, float]]:
-    """Yield (rank, step, seconds) of each line but the first.
+    """Yield (rank, step, seconds) of each line except the first.
 
     Raises:
-        ValueError: a line of another form; begins with the word `file`.
+        ValueError: a line has another form; the message begins with `file`.
     """
     rows = csv.reader(lines)
     if [name.strip() for name in next(rows, [])] != _COLUMNS:

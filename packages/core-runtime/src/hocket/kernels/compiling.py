@@ -1,4 +1,4 @@
-"""The door to Numba: how functions are compiled, and memory that is known by its address."""
+"""The access to Numba: compilation of functions, and memory that is known by its address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def compiled(function: _Function) -> _Function:
-    """Compile `function` when it is first called; it then runs without the GIL, and is kept for later processes."""
+    """Compile `function` at its first call; it runs without the GIL, and is cached for later processes."""
     try:
         result: _Function = numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:  # there is no folder that can be written for the cache
@@ -27,7 +27,7 @@ def compiled(function: _Function) -> _Function:
 
 
 def cache_folder() -> str:
-    """Return where compiled functions are kept for later processes; empty where no folder for them can be written."""
+    """Return the folder of cached compiled functions; empty if none can be written."""
     return str(compiled(_nothing).stats.cache_path or "")  # type: ignore[attr-defined]
 
 
@@ -37,9 +37,9 @@ def _nothing() -> None:
 
 @contextlib.contextmanager
 def compiled_once(function: Any) -> Iterator[None]:
-    """Let one process of the host do what compiles `function` and keeps it; the others wait, and then load it.
+    """Let one process of the host compile and cache `function`; the others wait, and load it.
 
-    Else all of a job's ranks would compile the same at its first start: seconds of a core each.
+    Otherwise all of a job's ranks would compile it at the first start: seconds of a core each.
     """
     if _is_kept(function):
         yield
@@ -65,7 +65,7 @@ def _is_kept(function: Any) -> bool:
 
 @intrinsic
 def pointer_to(typing: Any, address: Any, like: Any) -> Any:
-    """Return a pointer to what lies at `address`, uint64: elements of the dtype of the array `like`."""
+    """Return a pointer to `address`, uint64, with elements of the dtype of the array `like`."""
     pointer = types.CPointer(like.dtype)  # type: ignore[attr-defined]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -76,7 +76,7 @@ def pointer_to(typing: Any, address: Any, like: Any) -> Any:
 
 @intrinsic
 def fence(typing: Any) -> Any:
-    """Make what this thread has written visible, also around the caches, before it reads or writes anything later."""
+    """Make this thread's writes visible, also those around the caches, before its later reads and writes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence("seq_cst")

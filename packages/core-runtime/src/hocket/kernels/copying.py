@@ -17,7 +17,7 @@ _TILE = 1024
 def scaled_copy(given: Array, factor: float, out: Array) -> bool:
     """Write `factor * given` into `out`, and return whether all of it is finite.
 
-    Meant for what will not be read again soon: large results are written around the caches.
+    It is meant for results that are not read again soon: large ones are written around the caches.
 
     Args:
         given: float32 or float64 [n], flat and contiguous.
@@ -58,9 +58,9 @@ def merge_delayed(values: Array, combined: Array, factor: float, sent: Array, *,
 
     Args:
         values: float32 or float64 [n], flat and contiguous.
-        combined: like `values`: what came back.
+        combined: like `values`: the exchange's result.
         factor: rounded to the dtype of `values` first, as torch and NumPy do.
-        sent: like `values`: what was sent.
+        sent: like `values`: the sent values.
         sends: whether `sent` becomes a copy of the new values, to be sent next.
     """
     dtype = values.dtype

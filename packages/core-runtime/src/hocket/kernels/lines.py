@@ -1,7 +1,7 @@
 """Compiled operations on one cache line of floats at a time, in memory that is known by its address.
 
-Vector instructions by name: where what is written may be what is read, a compiler that finds its own falls back to
-an element at a time.
+It names vector instructions: where written memory may be read, a compiler that chooses its own falls back to an element
+at a time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def stream_line(typing: Any, to: Any, source: Any) -> Any:
     """Copy 64 bytes from address `source` to address `to`, a multiple of 64, around the caches.
 
     An ordinary store reads a line into the cache before it changes it, which costs memory half as much again. Other
-    cores may rely on what was written only after `fence`.
+    cores may rely on the write only after `fence`.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -53,7 +53,7 @@ def stream_line(typing: Any, to: Any, source: Any) -> Any:
 
 @intrinsic
 def copy_line(typing: Any, to: Any, source: Any, number: Any) -> Any:
-    """Copy line `number` of what begins at address `source` to that of what begins at address `to`."""
+    """Copy line `number` of the vector at address `source` to the same line of the one at `to`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, origin, number = arguments
@@ -67,7 +67,7 @@ def copy_line(typing: Any, to: Any, source: Any, number: Any) -> Any:
 
 @intrinsic
 def scaled_line(typing: Any, to: Any, at: Any, factor: Any, number: Any, streams: Any) -> Any:
-    """Write line `number` of factor * vector, and return 0 where that of the vector holds neither NaN nor Inf.
+    """Write line `number` of factor * vector; return 0 if the vector's line holds neither NaN nor Inf.
 
     Args:
         to: address of the result, which may be that of the vector.
@@ -98,7 +98,7 @@ def weighted_line(
     number: Any,
     streams: Any,
 ) -> Any:
-    """Write line `number` of the weighted sum of two vectors; else like `scaled_line`, which tells about the first.
+    """Write line `number` of the weighted sum of two vectors; return as `scaled_line`, for the first.
 
     Products are rounded before they are added.
     """
@@ -117,11 +117,11 @@ def weighted_line(
 
 
 class _Line:
-    """Instructions on one line of vectors.
+    """The instructions on one line of vectors.
 
     Args:
         dtype: Numba's, of the vectors.
-        number: which line.
+        number: of the line.
     """
 
     def __init__(self, builder: Any, dtype: Any, number: Any) -> None:
@@ -152,7 +152,7 @@ class _Line:
                 _store(builder, line, address, streams=False, align=self._itemsize)
 
     def _prefetch(self, address: Any) -> None:
-        """Let the processor fetch a line, wherever that is: nothing fails."""
+        """Prefetch a line from any address; it never fails."""
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         prefetch = self._builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)

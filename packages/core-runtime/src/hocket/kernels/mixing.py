@@ -1,4 +1,4 @@
-"""Weighted sums of vectors that several ranks give, in one walk through memory."""
+"""Weighted sums of several ranks' vectors, in one walk through memory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ JoinedRows = MixingRows
 
 
 class Mix:
-    """What one rank does of everybody's weighted sums, with the bits of `reduction.weighted_sum`.
+    """The share of one rank in all ranks' weighted sums, with the bits of `reduction.weighted_sum`.
 
-    Ranks that are connected by what they add up share the work: each writes all of their results, for its share of the
-    elements. Who calls this finds nothing in the caches, as training has just walked through memory: Python does the
-    same little for one place and for many.
+    Ranks that are connected by their sums share the work: each writes all of their results, for its share of the
+    elements. The caches are cold when it is called, as training has just walked through memory: so Python does the same
+    little work for one place and for many.
 
     Args:
-        rank: this rank, of those that `values` are given for.
+        rank: this rank's number in `values`.
         values: for each place every rank's vector, by its address; flat, contiguous, and kept alive by the caller.
-        outs: like `values`, where every rank's sum goes; a place's are all those of `values`, or overlap none.
+        outs: like `values`, the places of every rank's sum; a place's are all those of `values`, or overlap none.
         numels: elements of each place's vectors.
         dtype: of all vectors, float32 or float64.
     """
@@ -78,7 +78,8 @@ class Mix:
         """Write this rank's share of the sums.
 
         Returns:
-            The ranks whose values hold NaN or Inf here and are the first term of some result, in ascending order.
+            The ranks whose values hold NaN or Inf in this share and are the first term of some result, in ascending
+            order.
         """
         return self._write(terms, self._numels)
 
@@ -281,12 +282,12 @@ def _add(
 
 @compiled
 def _plan(members: Array, starts: Array, sources: Array, in_place: bool) -> tuple[Array, Array, Array]:
-    """Find an order of the members' results in which little is overwritten that others still need.
+    """Find an order of the members' results that overwrites few values that others still need.
 
-    In a cycle of ranks that hear from each other, it is one vector, whose tile is kept.
+    In a cycle of ranks that receive from each other, it is one vector, whose tile is kept.
 
     Returns:
-        The members in their order; for each the row in which to keep what its result overwrites, or -1; and for each
+        The members in their order; for each the row to keep its overwritten values in, or -1; and for each
         term the row in which it is kept by then, or -1.
     """
     order, keeps = members.copy(), np.full(members.size, -1)

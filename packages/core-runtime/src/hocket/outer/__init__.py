@@ -1,1 +1,1 @@
-"""Outer steps and merges: what an exchange of parameters makes of what the ranks' steps have come to."""
+"""Outer steps and merges: the use of the ranks' progress in an exchange of parameters."""

@@ -1,7 +1,7 @@
-"""The interfaces of outer optimizers and merges: what becomes of an exchange of parameters when it has come.
+"""The interfaces of outer optimizers and merges, which use the result of an exchange of parameters.
 
 Source: A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv:2311.08105,
-algorithm 1: outer parameters φ that all ranks hold, of which each sends its distance, φ - θ, from time to time.
+algorithm 1: all ranks hold outer parameters φ, and each sends its distance from them, φ - θ, from time to time.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ __all__ = ["Merge", "Outer"]
 
 
 class Outer(Configured, ABC):
-    """How outer parameters step; a frozen dataclass whose fields are its configuration.
+    """An optimizer of outer parameters; a frozen dataclass whose fields are its configuration.
 
-    What is combined is each rank's distance φ - θ, positive like a gradient: a step goes against it. Between steps
+    Each rank's distance φ - θ is combined, positive like a gradient: a step goes against it. Between steps
     the outer parameters φ are kept, flat for each segment, in float32 or the parameters' longer dtype.
     """
 
     @property
     def remembers(self) -> tuple[str, ...]:
-        """Names of what it keeps between steps besides φ: tensors of φ's shape and dtype, at first 0."""
+        """Return the names of its state besides φ: tensors of φ's shape and dtype, at first 0."""
         return ()
 
     @property
     def mixes(self) -> bool:
-        """Whether outer parameters differ between ranks, which send them behind the distances to know their mean."""
+        """Tell whether outer parameters differ between ranks, which then send them behind the distances."""
         return False
 
     @property
     def additive(self) -> bool:
-        """Whether two steps come to one by the sum of their distances, so that it does not matter when they come."""
+        """Tell whether two steps equal one by the sum of their distances, so that their times do not matter."""
         return False
 
     @abstractmethod
@@ -49,31 +49,31 @@ class Outer(Configured, ABC):
         Args:
             parameters: φ, flat [numel].
             gradient: the ranks' mean distance, of the same shape and dtype; may be used as scratch.
-            state: what `remembers` names, to be changed in place.
-            mean: of the φ of those ranks whose distances are in `gradient`, as it was when they were sent, of the same
-                shape and dtype; may be used as scratch. None unless `mixes`.
+            state: the tensors that `remembers` names, changed in place.
+            mean: the mean φ, when they were sent, of the ranks whose distances are in `gradient`, of the same shape and
+                dtype; may be used as scratch. None unless `mixes`.
         """
 
 
 class Merge(Configured, ABC):
-    """What becomes of parameters when what was sent has come; a frozen dataclass whose fields are its configuration."""
+    """A merge of an exchange's result into parameters; a frozen dataclass whose fields are its configuration."""
 
     @property
     @abstractmethod
     def takes_all(self) -> bool:
-        """Whether parameters that have not changed since they were sent become what has come, and nothing else."""
+        """Tell whether parameters that have not changed since they were sent become exactly the result."""
 
     @property
     def needs_sent(self) -> bool:
-        """Whether it has to know what the parameters were when they were sent."""
+        """Tell whether it needs the parameters from when they were sent."""
         return False
 
     @abstractmethod
-    def merge(self, parameters: Tensor, come: Tensor, sent: Tensor | None) -> None:
-        """Change parameters in place.
+    def merge(self, parameters: Tensor, received: Tensor, sent: Tensor | None) -> None:
+        """Merge a result into parameters, in place.
 
         Args:
-            parameters: θ as it is now, flat.
-            come: the outer parameters, or the combination where there are none, flat, in the dtype of the wire.
-            sent: θ as it was when it was sent, like `come`, and may be used as scratch; None unless `needs_sent`.
+            parameters: the current θ, flat [n].
+            received: the outer parameters, or the combination where there are none, flat [n], in the wire's dtype.
+            sent: θ when it was sent, like `received`; may be used as scratch; None unless `needs_sent`.
         """

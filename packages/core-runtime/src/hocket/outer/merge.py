@@ -19,7 +19,7 @@ __all__ = ["AddDisplacement", "Blend"]
 
 @dataclass(frozen=True)
 class AddDisplacement(Merge):
-    """θ += what has come - what was sent: the steps made meanwhile stay, as a displacement."""
+    """A displacement, θ += received - sent, which keeps the steps made meanwhile."""
 
     @property
     def takes_all(self) -> bool:
@@ -29,20 +29,20 @@ class AddDisplacement(Merge):
     def needs_sent(self) -> bool:
         return True
 
-    def merge(self, parameters: Tensor, come: Tensor, sent: Tensor | None) -> None:
+    def merge(self, parameters: Tensor, received: Tensor, sent: Tensor | None) -> None:
         assert sent is not None
         import torch
 
-        parameters.add_(torch.sub(come, sent, out=sent))
+        parameters.add_(torch.sub(received, sent, out=sent))
 
 
 @dataclass(frozen=True)
 class Blend(Merge):
-    """θ = local θ + (1 - local) what has come.
+    """A blend, θ = local θ + (1 - local) received.
 
     Attributes:
-        local: how much this rank's own parameters count, 0 to 1: at 0 they are overwritten, with the steps made
-            meanwhile, and at 1 nothing is ever taken over.
+        local: the weight of this rank's own parameters, 0 to 1: at 0 they are overwritten, with the steps made
+            meanwhile, and at 1 they stay as they are.
     """
 
     local: float
@@ -55,11 +55,11 @@ class Blend(Merge):
     def takes_all(self) -> bool:
         return self.local == 0
 
-    def merge(self, parameters: Tensor, come: Tensor, sent: Tensor | None) -> None:
+    def merge(self, parameters: Tensor, received: Tensor, sent: Tensor | None) -> None:
         import torch
 
         # torch goes from the nearer end, so that 0 and 1 are exact.
-        if parameters.dtype == come.dtype:
-            torch.lerp(come, parameters, self.local, out=parameters)
+        if parameters.dtype == received.dtype:
+            torch.lerp(received, parameters, self.local, out=parameters)
         else:
-            parameters.copy_(come.lerp(parameters.to(come.dtype), self.local))
+            parameters.copy_(received.lerp(parameters.to(received.dtype), self.local))

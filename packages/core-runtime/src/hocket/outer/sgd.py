@@ -20,7 +20,9 @@ __all__ = ["Sgd"]
 
 @dataclass(frozen=True)
 class Sgd(Outer):
-    """φ -= lr d with u = momentum u + g, where d is u, or g + momentum u with `nesterov`; g is the mean distance.
+    """SGD on outer parameters: φ -= lr d, with momentum, by the mean distance g.
+
+    u = momentum u + g; d is u, or g + momentum u with `nesterov`.
 
     A step from momentum 0 with `nesterov` moves (1 + momentum) lr of the distance, and with constant distances lr
     tends to lr / (1 - momentum). With lr 1 and no momentum φ becomes the mean of the ranks' parameters.

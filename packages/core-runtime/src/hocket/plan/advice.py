@@ -1,4 +1,4 @@
-"""Predictions that rank strategies: what a step takes on a network, and from where on plain allreduce is as good."""
+"""Predictions that rank strategies: a step's time on a network, and the point where plain allreduce is as good."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ CLOSE = 1.05
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a strategy is predicted to take.
+    """The predicted costs of a strategy.
 
     Attributes:
         step_s: seconds of a step, on average.
-        exposed_s: of these, how long a rank waits for messages.
-        held_up_s: of these, how long it is held up by late ranks, itself included.
-        packing_s: of these, how long it computes to compress; 0 where nobody has measured it.
-        bytes_per_step: that a rank sends, on average.
-        memory_bytes: of the exchanges' buffers on a rank.
+        exposed_s: of these, seconds that a rank waits for messages.
+        held_up_s: of these, seconds that late ranks hold it up, itself included.
+        packing_s: of these, seconds that it compresses; 0 if not measured.
+        bytes_per_step: bytes that a rank sends, on average.
+        memory_bytes: bytes of the exchanges' buffers on a rank.
     """
 
     step_s: float
@@ -45,7 +45,7 @@ def predict(plan: Plan, step_s: float, held_up_s: float = 0.0, packing_s: float 
     Args:
         plan: of its exchanges.
         step_s: seconds of computing in a step.
-        held_up_s: of `held_up_seconds`; 0 where nobody is late.
+        held_up_s: of `held_up_seconds`; 0 if no rank is late.
         packing_s: seconds of a step that compressors compute.
     """
     exposed_s = exposed_seconds(plan, step_s)
@@ -54,10 +54,10 @@ def predict(plan: Plan, step_s: float, held_up_s: float = 0.0, packing_s: float 
 
 
 def least_bandwidth(is_level: Callable[[float], bool]) -> float | None:
-    """Return the least of `BANDWIDTHS` from which on something holds; None where it does not with the largest.
+    """Return the least of `BANDWIDTHS` from which a condition holds; None if it fails at the largest.
 
     Args:
-        is_level: from bits a second to whether it holds.
+        is_level: the condition, of bits a second.
     """
     least = None
     for bandwidth in reversed(BANDWIDTHS):
@@ -68,10 +68,10 @@ def least_bandwidth(is_level: Callable[[float], bool]) -> float | None:
 
 
 def most_hosts(is_level: Callable[[int], bool], numbers: Sequence[int]) -> int | None:
-    """Return the largest number of hosts up to which something holds; None where it does not with the least.
+    """Return the largest number of hosts up to which a condition holds; None if it fails at the least.
 
     Args:
-        is_level: from a number of hosts to whether it holds.
-        numbers: those that are looked at, rising.
+        is_level: the condition, of a number of hosts.
+        numbers: the numbers to try, rising.
     """
     return max(takewhile(is_level, numbers), default=None)

@@ -1,4 +1,4 @@
-"""A model's buffers of which ranks may take the mean: statistics beside its parameters, as BatchNorm keeps them."""
+"""The buffers of a model that ranks may average: statistics beside its parameters, as BatchNorm's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUNNING = ("running_mean", "running_var")
 
 
 def averaged_buffers(model: nn.Module, named: Sequence[str] = ()) -> dict[str, Tensor]:
-    """Return the buffers of which there is a mean, by name: running statistics, and what the user names.
+    """Return the buffers that have a mean, by name: running statistics, and those that the user names.
 
     Args:
         named: more of them; `*` stands for any text.
@@ -32,7 +32,7 @@ def averaged_buffers(model: nn.Module, named: Sequence[str] = ()) -> dict[str, T
 
 
 def mean_cost(model: nn.Module, size: int, network: NetworkModel) -> Cost:
-    """Return what it costs a rank that `size` ranks set a model's running statistics to their mean, by an allreduce."""
+    """Return the cost for a rank of averaging a model's running statistics over `size` ranks, by an allreduce."""
     nbytes = sum(
         buffer.numel() * wire_dtype(buffer.dtype).itemsize for buffer in averaged_buffers(model).values()
     )

@@ -1,4 +1,4 @@
-"""How long ranks are held up by late ones: by who waits for whom in a strategy. Messages take no time here."""
+"""The time that late ranks hold up others, by a strategy's waits. Messages take no time here."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ LOOKED_AT = 240
 
 
 def held_up_seconds(plan: Plan, step_s: float, delays: Delays, seed: int = 0) -> float:
-    """Return what a step takes longer than its computing, on average over ranks and steps, as ranks are late.
+    """Return the seconds that late ranks add to a step, on average over ranks and steps.
 
-    All steps compute equally long but for the delays. A rank that exchanges with others goes on when all of them have
-    come to the exchange, or have come to it when it began, where it is delayed. Nobody waits in collectives that answer
-    from a progress thread: who comes late joins a later round.
+    All steps compute equally long apart from the delays. A rank that exchanges with others continues when all of them
+    have reached the exchange, or, if it is delayed, had reached it when it began. No rank waits in collectives that
+    answer from a progress thread: a late one joins a later round.
 
     Args:
         plan: of the exchanges.
-        step_s: seconds of computing in a step, in which a delayed exchange hides that others come late.
-        delays: how late each rank is in each step.
+        step_s: seconds of computing in a step, during which a delayed exchange hides others' lateness.
+        delays: the delay of each rank in each step.
         seed: of delays that are drawn.
     """
     size = plan.ranks
@@ -57,7 +57,7 @@ def held_up_seconds(plan: Plan, step_s: float, delays: Delays, seed: int = 0) ->
 
 
 def _due(planned: ExchangePlan, step: int, size: int) -> Iterator[int]:
-    """Yield the segments that are sent after a step, from 1 on; one for all where they have the same partners."""
+    """Yield the segments sent after a step, from 1 on; one for all with the same partners."""
     exchange, segments = planned.exchange, len(planned.layouts)
     for segment in range(segments):
         if exchange.is_due(step, segment, segments, size):
@@ -74,7 +74,7 @@ def _met(
     clock: NDArray[np.float64],
     begun: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the ranks' clocks when they have met."""
+    """Return the ranks' clocks after an exchange among them."""
     met = clock.copy()
     topology = planned.exchange.topology
     places = list(ranks)

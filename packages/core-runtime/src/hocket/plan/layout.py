@@ -1,4 +1,4 @@
-"""Layouts: the size of a segment's buffers, and what of them travels; sessions allocate by them, plans count them."""
+"""Layouts: the sizes of a segment's buffers and messages; sessions allocate by them, plans count them."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Layout(SegmentShape):
 
     @property
     def wire_numel(self) -> int:
-        """How many numbers travel."""
+        """Return the number of values that travel, the trailer included."""
         return self.numel + self.trailer_numel
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the buffers that the exchange allocates for it."""
+        """Return the bytes of the buffers that the exchange allocates for it."""
         cast_bytes = self.numel * self.spans[0].dtype.itemsize if self.casts else 0
         kept_bytes = self.numel * self.dtype.itemsize * self.num_kept
         return self.wire_bytes * (self.own_outgoing + self.own_incoming) + cast_bytes + kept_bytes
@@ -66,7 +66,7 @@ def gradient_layout(spans: Sequence[ParameterSpan], in_place: bool = False) -> L
 
     Args:
         spans: its parameters and their offsets.
-        in_place: whether what comes back takes the place of what was sent.
+        in_place: whether results overwrite the sent data.
     """
     dtype = wire_dtype(spans[0].dtype)
     return Layout(
@@ -81,14 +81,14 @@ def gradient_layout(spans: Sequence[ParameterSpan], in_place: bool = False) -> L
 def parameter_layout(spans: Sequence[ParameterSpan], exchange: Exchange, shared: bool = False) -> Layout:
     """Lay out a segment of parameters.
 
-    Nothing writes the parameters while they are sent, so they are sent from where they are; but with a delay the
-    next step does, a weight has to lie behind what is sent, distances from outer parameters are other values, and
-    fragments lie in pieces. With overlap none nobody reads them either, so what comes back may take their place; with
-    overlap forward it does in shared memory, where a buffer more costs a copy of the model.
+    Parameters are sent from their own memory if no one writes them meanwhile. They need a buffer with a delay, as the
+    next step writes them; with push-sum, whose weight travels behind them; with outer parameters, whose distances are
+    sent; and as fragments, which lie in pieces. With overlap none no one reads them either, so results may overwrite
+    them; with overlap forward they do in shared memory, where another buffer costs a copy of the model.
 
     Args:
         spans: its parameters and their offsets.
-        exchange: what the strategy says.
+        exchange: the strategy's exchange.
         shared: whether the ranks' parameters lie in memory that all of them share.
     """
     dtype = wire_dtype(spans[0].dtype)
@@ -97,7 +97,7 @@ def parameter_layout(spans: Sequence[ParameterSpan], exchange: Exchange, shared:
     in_pieces = isinstance(exchange.segments, Fragments)
     own = bool(weighted or outer or exchange.delay or casts or in_pieces or not exchange.merge.takes_all)
     unread = exchange.overlap is Overlap.NONE or (exchange.overlap is Overlap.FORWARD and shared)
-    # What is sent of outer parameters is of no use any more when it has come.
+    # Sent distances from outer parameters are of no use once they have arrived.
     in_place = (outer is not None or (unread and not own)) and exchange.collective.in_place(
         exchange.choices, shared
     )
@@ -122,7 +122,7 @@ def layouts(
     """Cut a model into the segments of an exchange.
 
     Args:
-        exchange: what the strategy says.
+        exchange: the strategy's exchange.
         spans: the trainable parameters, in the model's order.
         alone: whether it is the only one of its slot.
         shared: whether the ranks' segments lie in memory that all of them share.

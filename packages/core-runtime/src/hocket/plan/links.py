@@ -1,4 +1,4 @@
-"""The network as the ranks of an exchange have it: memory within a host, and the link that a host's ranks share."""
+"""The network between an exchange's ranks: memory within a host, and the link that its ranks share."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Part = tuple[int, ...]
 def networks(
     exchange: Exchange, parts: Sequence[Part], placement: Placement, network: NetworkModel
 ) -> list[NetworkModel]:
-    """Return what joins the ranks of each part of an exchange.
+    """Return the network between the ranks of each part of an exchange.
 
-    Ranks of one host have its memory, where there are several hosts: on a single one the network is what is asked
-    about. Those of several hosts have the hosts' links, each of which carries the messages of all parts that have ranks
-    on its host, and in gossip those of each rank. Collectives pass a host's link once, as a ring does.
+    Ranks of one host use its memory, if there are several hosts; with a single one they use `network`. Those of several
+    hosts use the hosts' links, each of which carries the messages of all parts that have ranks on its host, and in
+    gossip those of each rank. Collectives pass a host's link once, as a ring does.
 
     Args:
-        exchange: what the strategy says.
-        parts: the ranks among which it takes place at once.
-        placement: where all ranks are.
-        network: what joins two hosts; its bandwidth is that of each host's link.
+        exchange: the strategy's exchange.
+        parts: the sets of ranks that exchange at once.
+        placement: of all ranks.
+        network: between two hosts; its bandwidth is that of each host's link.
     """
     if len(set(placement.hosts)) == 1:
         return [network] * len(parts)
@@ -51,7 +51,7 @@ def networks(
 
 
 def _shared(network: NetworkModel, messages: float) -> NetworkModel:
-    """Return a link that carries so many messages at a time; of none, the memory within a host."""
+    """Return a link shared by `messages` messages at a time; for none, the memory within a host."""
     within, fastest = WITHIN_A_HOST, max(WITHIN_A_HOST.bandwidth_bits_per_s, network.bandwidth_bits_per_s)
     if messages == 0:
         return replace(
@@ -62,7 +62,7 @@ def _shared(network: NetworkModel, messages: float) -> NetworkModel:
 
 @lru_cache(maxsize=256)
 def _messages_on_a_link(topology: Topology, part: Part, placement: Placement) -> float:
-    """Return how many of its ranks' messages leave the busiest host, for one that a rank sends, on average."""
+    """Return the mean number of messages that leave the busiest host for one message of each rank."""
     on_host: dict[int, list[int]] = {}
     for place, rank in enumerate(part):
         on_host.setdefault(placement.hosts[rank], []).append(place)

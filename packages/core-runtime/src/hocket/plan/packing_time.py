@@ -1,4 +1,4 @@
-"""How long this machine takes to compress what exchanges send, and to add up what comes."""
+"""The time that this machine takes to compress exchanges' messages, and to add received ones."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _REPEATS = 3
 
 
 def packing_seconds(plan: Plan) -> float:
-    """Return the seconds a step, on average, that one rank computes to compress and to add what comes; measured now.
+    """Measure the mean seconds per step that one rank takes to compress, and to add received messages.
 
-    On one thread, as where ranks share a host's cores. Values are drawn from a normal distribution, and what all ranks
-    send is as long as what this one does.
+    It runs on one thread, as if ranks share a host's cores. Values are drawn from a normal distribution, and all ranks'
+    messages are as long as this one's.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

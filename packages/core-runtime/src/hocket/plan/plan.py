@@ -27,13 +27,13 @@ class ExchangePlan:
     """The costs of one exchange of a strategy among a given number of ranks.
 
     Attributes:
-        exchange: what the strategy says.
-        scopes: the ranks among which it takes place: one tuple, or one for each group.
+        exchange: the strategy's exchange.
+        scopes: the ranks that take part: one tuple, or one for each group.
         layouts: its segments, in the order in which they are sent.
-        bytes_per_step: what a rank sends in a step, on average over ranks and steps.
-        seconds_per_step: how long the slowest scope takes, segment after segment, on average over steps.
+        bytes_per_step: bytes that a rank sends in a step, on average over ranks and steps.
+        seconds_per_step: seconds of the slowest scope, segment after segment, on average over steps.
         segment_seconds: the same of each segment that the slowest rank takes part in, each time that it is exchanged.
-        memory_bytes: the buffers of a rank that takes part.
+        memory_bytes: bytes of the buffers of a rank that takes part.
     """
 
     exchange: Exchange
@@ -47,14 +47,14 @@ class ExchangePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A strategy among a given number of ranks.
+    """The plan of a strategy among a given number of ranks.
 
     Attributes:
-        strategy: what is planned.
-        ranks: how many.
-        num_parameters: trainable numbers of the model.
+        strategy: the planned strategy.
+        ranks: number of ranks.
+        num_parameters: number of the model's trainable values.
         model_bytes: bytes of the trainable parameters.
-        num_buffers: running statistics of the model, as BatchNorm has them.
+        num_buffers: number of the model's running statistics, as BatchNorm's.
         exchanges: in the order of a step.
     """
 
@@ -67,17 +67,17 @@ class Plan:
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes that a rank sends in a step, on average over ranks and steps."""
+        """Return the bytes that a rank sends in a step, on average over ranks and steps."""
         return sum(planned.bytes_per_step for planned in self.exchanges)
 
     @property
     def seconds_per_step(self) -> float:
-        """Seconds of communication in a step, on average over steps, whether or not something hides them."""
+        """Return the seconds of communication in a step, on average over steps, hidden or not."""
         return sum(planned.seconds_per_step for planned in self.exchanges)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the exchanges' buffers on a rank that takes part in all of them."""
+        """Return the bytes of the exchanges' buffers on a rank that takes part in all of them."""
         return sum(planned.memory_bytes for planned in self.exchanges)
 
     def in_models(self, nbytes: float) -> float:
@@ -96,15 +96,15 @@ def plan(
     """Plan a strategy for a model.
 
     Args:
-        strategy: composed.
-        model: on any device, `meta` included; only names, shapes and dtypes are looked at.
-        ranks: how many, on one host; or on which hosts they are.
-        network: what seconds are predicted for, between hosts; on one host, between its ranks.
-        shared_bytes: from this size on, in bytes, ranks of one host share a segment's memory; infinite where they do
-            not.
+        strategy: a composed strategy.
+        model: on any device, `meta` included; only names, shapes and dtypes are used.
+        ranks: number of ranks on one host, or their placement on hosts.
+        network: the network to predict seconds for, between hosts; with one host, between its ranks.
+        shared_bytes: least size, in bytes, of segments in memory shared by the ranks of a host; infinite if they share
+            none.
 
     Raises:
-        CompositionError: a scope or a topology is not defined for so many ranks, or segments outnumber a period.
+        CompositionError: a scope or a topology is not defined for this number of ranks, or segments outnumber a period.
     """
     placement = Placement.on_one_host(ranks) if isinstance(ranks, int) else ranks
     strategy.check_size(placement)
@@ -188,7 +188,7 @@ def _planned(
 def _with_buffers(
     planned: ExchangePlan, model: nn.Module, placement: Placement, network: NetworkModel
 ) -> ExchangePlan:
-    """Add what averaging the model's buffers costs, where the exchange does that."""
+    """Add the costs of averaging the model's buffers, if the exchange does so."""
     exchange, sizes = planned.exchange, [len(scope) for scope in planned.scopes]
     if exchange.buffers is not Buffers.MEAN or not planned.layouts:
         return planned

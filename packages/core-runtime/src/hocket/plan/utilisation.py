@@ -1,6 +1,6 @@
 """The share of a step that ranks spend computing, and the bandwidth that it takes.
 
-Ranks wait for each other nowhere but in exchanges, one of which is on the network at a time.
+Ranks wait for each other only in exchanges, one of which is on the network at a time.
 
 Source: the simulation of A. Douillard et al., "Streaming DiLoCo", arXiv:2501.18512, table 4, whose grid of bandwidths
 this is.
@@ -26,16 +26,16 @@ BACKWARD_SHARE = 2 / 3
 
 
 def exposed_seconds(plan: Plan, step_s: float, hidden_s: float = 0.0) -> float:
-    """Return how long a rank waits for exchanges, in seconds a step on average.
+    """Return a rank's mean wait for exchanges, in seconds per step.
 
-    Overlap backward hides what segments whose gradients are in early can send during two thirds of a step, which
-    passes in each layer as its share of the parameters; the last of them, and a single one, is sent when backward has
-    ended. Overlap forward hides the third after it, and a delay so many steps.
+    Overlap backward hides exchanges of early gradients during two thirds of a step, shared by layers in proportion to
+    their parameters; the last segment, or a single one, is sent when backward has ended. Overlap forward hides
+    exchanges during the third after it, and a delay during whole steps.
 
     Args:
         plan: of the exchanges.
         step_s: seconds of computing in a step.
-        hidden_s: seconds that something hides of whatever is sent besides.
+        hidden_s: seconds that are hidden of other traffic.
     """
     gradients = [planned for planned in plan.exchanges if planned.exchange.slot == GRADIENTS]
     exposed = 0.0
@@ -52,11 +52,11 @@ def exposed_seconds(plan: Plan, step_s: float, hidden_s: float = 0.0) -> float:
 
 
 def _ended_after(gradients: list[ExchangePlan], backward_s: float) -> float:
-    """Return how many seconds after the begin of backward the last segment is there; each is sent once it can be.
+    """Return the seconds from backward's begin until the last segment arrives; each is sent as soon as possible.
 
     Args:
         gradients: the exchanges of gradients, which pass each segment on.
-        backward_s: seconds in which gradients come in; 0 where they are all in when exchanges begin.
+        backward_s: seconds during which gradients arrive; 0 if all are there when exchanges begin.
     """
     gradients = [planned for planned in gradients if planned.layouts]
     if not gradients:
@@ -84,7 +84,7 @@ def computing_share(plan: Plan, step_s: float, hidden_s: float = 0.0, held_up_s:
 
     Args:
         plan, step_s, hidden_s: see `exposed_seconds`.
-        held_up_s: of `held_up_seconds`; 0 where nobody is late.
+        held_up_s: of `held_up_seconds`; 0 if no rank is late.
     """
     return step_s / (step_s + exposed_seconds(plan, step_s, hidden_s) + held_up_s)
 
@@ -96,10 +96,10 @@ def least_bandwidths(
     hidden_s: float = 0.0,
     held_up_s: float = 0.0,
 ) -> list[float | None]:
-    """Return the least of `BANDWIDTHS` with which a rank computes each share of its time; None where none is enough.
+    """Return the least of `BANDWIDTHS` with which a rank computes each share of its time; None if none is enough.
 
     Args:
-        planned: from a bandwidth in bits a second to the plan.
+        planned: function from a bandwidth in bits a second to the plan.
         step_s, hidden_s, held_up_s: see `computing_share`.
         shares: 0 to 1.
     """

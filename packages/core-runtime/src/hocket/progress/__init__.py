@@ -1,4 +1,4 @@
-"""Engines that advance what is under way while nobody waits for it."""
+"""Progress engines, which advance operations while no rank waits for them."""
 
 from hocket.progress.engine import Activity, ProgressEngine
 from hocket.progress.executor import Execution

@@ -1,4 +1,4 @@
-"""Advances what is under way while nobody waits for it: requests, and activities that other ranks wake."""
+"""The progress engine: it advances requests, and activities that other ranks wake, while no rank waits for them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LOOKS_AT_A_TIME = 8
 
 # How long a thread sleeps between looks, by the time since something last happened, both in seconds. Measured with 32
 # idle ranks on 2 cores: looks every 0.1 ms burn 1.35 cores and notice within 0.43 ms; every 5 ms 0.10 cores and 7.8 ms.
-# So looks come often for as long as an answer is likely, and seldom afterwards.
+# So looks are frequent while an answer is likely, and rare afterwards.
 _PAUSES_S = ((0.0005, 0.0), (0.2, 50e-6), (5.0, 0.001))
 _LONGEST_PAUSE_S = 0.01
 
 
 class Activity(ABC):
-    """A schedule as an engine sees it: it goes on whenever another rank wakes this one, until it is closed.
+    """An activity of an engine, such as a schedule: it advances when another rank wakes this one, until closed.
 
     Attributes:
         unheard: whether some ranks cannot wake this one, so that their messages must be polled for; set by `begin`.
@@ -47,13 +47,13 @@ class Activity(ABC):
 
     @abstractmethod
     def advance(self, everywhere: bool) -> bool:
-        """Do what can be done now; never blocks.
+        """Advance as far as possible now; never blocks.
 
         Args:
-            everywhere: look also for messages that have woken nobody.
+            everywhere: whether to look also for messages without a wake-up.
 
         Returns:
-            Whether anything has happened.
+            Whether anything has changed.
 
         Raises:
             TransportError: a message or a computation failed.
@@ -62,20 +62,20 @@ class Activity(ABC):
     @property
     @abstractmethod
     def in_flight(self) -> bool:
-        """Whether something is known to be under way whose end wakes nobody."""
+        """Tell whether an operation is under way whose end wakes no thread."""
 
     @abstractmethod
     def close(self) -> None:
-        """Answer the others until all have closed; collective, and nothing if it is closed."""
+        """Answer the other ranks until all have closed; collective; does nothing if closed already."""
 
 
 class ProgressEngine(ABC):
-    """Advances requests between their start and somebody's wait, and the activities of this rank.
+    """An engine that advances requests between start and wait, and the activities of this rank.
 
     `step` is called by one thread at a time; `open`, `check`, `nudge` and `wait_until` by any thread of the rank.
 
     Attributes:
-        error: what ended all activities; None while they go on.
+        error: the error that ended all activities; None while they run.
     """
 
     def __init__(self) -> None:
@@ -97,26 +97,26 @@ class ProgressEngine(ABC):
     def watch(self, request: Request) -> None:
         """Advance `request` in `advance` from now on, until it is done or `unwatch` is called.
 
-        It stays the training thread's, in every mode: MPI lets no two threads look at one request at once.
+        It stays the training thread's, in every mode: with MPI two threads must not look at one request at once.
         """
         self._watched[id(request)] = request
 
     def unwatch(self, request: Request) -> None:
-        """Keep `request` no longer: somebody has waited for it, and many a step never comes to `advance`."""
+        """Drop `request`, as it was waited for; some steps never call `advance`."""
         self._watched.pop(id(request), None)
 
     def carry(self, request: Request, peer: Peer, name: str) -> Request:
-        """Have `request` advanced while the training thread computes, if this engine can; else return it as it is.
+        """Advance `request` while the training thread computes, if this engine can; return the request to use.
 
         Args:
-            request: just started; used through what is returned from now on.
+            request: just started; the caller uses the returned one from now on.
             peer: this rank's endpoint.
             name: stands in messages, for instance `gradients.0[3]`.
         """
         return request
 
     def advance(self) -> None:
-        """Look at a few of what is under way, in turns; called where the training thread can spare microseconds.
+        """Look at a few operations under way, in turns; called where the training thread can spare microseconds.
 
         Raises:
             TransportError: an exchange failed.
@@ -157,7 +157,7 @@ class ProgressEngine(ABC):
 
     @abstractmethod
     def nudge(self) -> None:
-        """Have changes of the application looked at soon; never blocks."""
+        """Wake the engine for changes of the application; never blocks."""
 
     def wait_until(
         self,
@@ -167,16 +167,16 @@ class ProgressEngine(ABC):
         describe: Callable[[], str],
         timeout_s: float | None,
     ) -> None:
-        """Block until `over()`, which steps bring about, without burning a core.
+        """Block until `over()` is true, which steps of the engine cause, without burning a core.
 
         Args:
-            over: says whether the wait has ended.
-            what, name: what is awaited of which exchange, for the other ranks' stall reports.
-            describe: says what is awaited and from whom; called for errors and reports only.
+            over: returns whether the wait has ended.
+            what, name: the awaited operation and its exchange, for the other ranks' stall reports.
+            describe: returns the awaited event and its source; called for errors and reports only.
             timeout_s: seconds to wait at most; the peer's own `timeout_s` where None.
 
         Raises:
-            ExchangeTimeoutError: not in time; carries what `describe` says.
+            ExchangeTimeoutError: not in time; contains the result of `describe`.
             TransportError: an activity failed.
         """
         self.check()
@@ -189,7 +189,7 @@ class ProgressEngine(ABC):
         self.check()
 
     def close(self) -> None:
-        """Close what is still open, in the order in which it was opened, and stop; collective.
+        """Close open activities, in the order of their opening, and stop; collective.
 
         Raises:
             ExchangeTimeoutError: a rank has not closed in time.
@@ -200,14 +200,14 @@ class ProgressEngine(ABC):
         self._stop()
 
     def abandon(self) -> None:
-        """Stop without the others, to whom nothing is answered any more."""
+        """Stop without the other ranks, which get no more answers."""
         self._activities = {}
         self._stop()
 
     # --------------------------------------------------------------------------------------- from the stepping thread
 
     def step(self, longest_s: float | None) -> None:
-        """Sleep until there is something to do, at most `longest_s`, and do it.
+        """Sleep until there is work, at most `longest_s` seconds, and do it.
 
         Raises:
             TransportError: an activity failed.
@@ -229,7 +229,7 @@ class ProgressEngine(ABC):
         self._in_flight = in_flight
 
     def fail(self, error: Exception) -> None:
-        """Have all that wait, and all that comes after, end with `error`."""
+        """End all current and later waits with `error`."""
         if self.error is None:
             if not isinstance(error, TransportError):
                 assert self._peer is not None
@@ -244,7 +244,7 @@ class ProgressEngine(ABC):
         """Block until `over()` or an activity has failed; see `wait_until`."""
 
     def _begin(self, peer: Peer) -> Wake:
-        """Return what steps sleep on, made for the first activity or carried request."""
+        """Return the wake-up that steps sleep on; make it for the first activity or carried request."""
         if self._wake is None:
             self._peer = peer
             self._wake = peer.threads.wake()
@@ -261,7 +261,7 @@ class ProgressEngine(ABC):
         return False
 
     def _hear(self, wake: Wake, longest_s: float | None) -> bool:
-        """Sleep, give activities their wake-ups, and return whether there were any."""
+        """Sleep, pass wake-ups to activities, and return whether there were any."""
         polls = not wake.hears_everything and (self._in_flight or self._unheard)
         rings = wake.wait(self._pause_s(longest_s) if polls else longest_s)
         for ring in rings:
@@ -274,7 +274,7 @@ class ProgressEngine(ABC):
         self._unheard = any(activity.unheard for activity in self._activities.values())
 
     def _pause_s(self, longest_s: float | None) -> float:
-        """Return how long to sleep before the next look at what is under way."""
+        """Return the sleep before the next look at operations under way, in seconds."""
         assert self._peer is not None
         now_s = self._peer.clock.now()
         if self._quiet_since_s is None:
@@ -297,7 +297,7 @@ class ProgressEngine(ABC):
             return event
 
     def _tell(self) -> None:
-        """Release the waits that have ended; called whenever something has happened."""
+        """Release the waits that have ended; called after each change."""
         self._quiet_since_s = None
         with self._lock:
             ended = [event for over, event in self._waiters if self.error is not None or over()]
@@ -307,5 +307,5 @@ class ProgressEngine(ABC):
 
 
 def pause_s(quiet_s: float) -> float:
-    """Return for how long to sleep when something under way has not moved for `quiet_s`, both in seconds."""
+    """Return the sleep for operations that have not moved for `quiet_s`, both in seconds."""
     return next((pause for until_s, pause in _PAUSES_S if quiet_s < until_s), _LONGEST_PAUSE_S)

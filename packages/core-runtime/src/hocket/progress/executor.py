@@ -1,4 +1,4 @@
-"""Runs a schedule round after round, on the thread of a progress engine.
+"""The executor of a schedule, round after round, on the thread of a progress engine.
 
 Source: eager-SGD (Li et al.), sec. 4.1.1 and 4.3: consumable operations, persistent schedules, external activation.
 """
@@ -30,7 +30,7 @@ _ON_LANE = -1
 
 
 class _UnsentMessage(NamedTuple):
-    """A message that is not sent, or whose receiver has not been woken; `ring` is None once it has."""
+    """A message that is not sent yet, or whose receiver is not woken; `ring` is None once it is."""
 
     operation: int
     request: Request | None
@@ -38,14 +38,14 @@ class _UnsentMessage(NamedTuple):
 
 
 class Execution(Activity):
-    """A schedule that runs round after round, on this rank and on the others of its peer; collective.
+    """An execution of a schedule, round after round, on all ranks of a peer; collective.
 
     Rounds count from 0 and end in order. With a persistent schedule other ranks can start them too.
-    Buffers hold what the newest round has computed: with a persistent schedule the next round may begin, and
-    overwrite them, as soon as one has ended. Have the schedule's last computation copy what must last.
+    Buffers hold the newest round's results: with a persistent schedule the next round may begin, and overwrite them, as
+    soon as one has ended. The schedule's last computation has to copy results that must last.
 
-    Between ranks that can wake each other a notice is a wake-up; everything else is a message on the lane, of which a
-    wake-up tells. `start`, `ended`, `wait`, `nudge` and `close` are the application's, the rest the engine's.
+    Between ranks that can wake each other a notice is a wake-up; all else are messages on the lane, announced by
+    wake-ups. `start`, `ended`, `wait`, `nudge` and `close` are the application's, the rest the engine's.
 
     Args:
         schedule: this rank's part.
@@ -70,9 +70,9 @@ class Execution(Activity):
         self._wanted = 0  # the application has triggered the rounds before this one
         self._armed = False
         self._gates: list[int] = []  # of this round, that were shut when they were asked
-        # By receive, the newest round that a notice has come for, plus 1.
+        # By receive, the newest round with a notice, plus 1.
         self._heard = [0] * len(self._operations)
-        self._notices: dict[int, tuple[Array, Request]] = {}  # receives of notices that come on the lane
+        self._notices: dict[int, tuple[Array, Request]] = {}  # receives of notices on the lane
         self._receiving: dict[int, Request] = {}
         self._sending: list[_UnsentMessage] = []
         # By receive, wake-ups less messages found, where not 0; a message can be found before its wake-up.
@@ -91,16 +91,16 @@ class Execution(Activity):
 
     @property
     def num_ended(self) -> int:
-        """How many rounds have ended on this rank."""
+        """Return the number of rounds that have ended on this rank."""
         return self._round
 
     def start(self, round: int) -> Request:
-        """Say that the application has arrived at `round` (internal activation); never blocks.
+        """Announce that the application has arrived at `round` (internal activation); never blocks.
 
         If the round has ended without it, or is under way, that changes nothing.
 
         Returns:
-            Done when the round has ended on this rank; its result is the round's number.
+            A request that is done when the round has ended on this rank, with the round's number.
 
         Raises:
             TransportError: an execution has failed.
@@ -114,7 +114,7 @@ class Execution(Activity):
         )
 
     def nudge(self) -> None:
-        """Have the schedule's gates looked at soon; never blocks."""
+        """Wake the engine to check the schedule's gates; never blocks."""
         self._progress.nudge()
 
     def ended(self, round: int) -> bool:
@@ -130,7 +130,7 @@ class Execution(Activity):
         """Block until `round` has ended on this rank, without burning a core.
 
         Raises:
-            ExchangeTimeoutError: not in time; names exchange, round and whose messages are missing.
+            ExchangeTimeoutError: not in time; names exchange, round and the ranks of missing messages.
             TransportError: an execution has failed.
         """
         what = f"round {round}"
@@ -139,10 +139,10 @@ class Execution(Activity):
         )
 
     def close(self) -> None:
-        """Answer the others until all have closed, then give back what the schedule holds; collective.
+        """Answer the other ranks until all have closed, then release the schedule's resources; collective.
 
-        The ranks tell each other how many rounds they have triggered. Each goes on until it has ended the most that
-        anybody has; then nothing can be under way any more, and what is posted ahead is withdrawn.
+        The ranks exchange the numbers of rounds that they have triggered. Each continues until it has ended the largest
+        number; then no round can be under way any more, and receives posted ahead are withdrawn.
 
         Raises:
             ExchangeTimeoutError: a rank has not closed in time.
@@ -217,7 +217,7 @@ class Execution(Activity):
             self._rung[i] = count
 
     def _look(self, everywhere: bool) -> None:
-        """Take in what has come on the lane: everything, or where a wake-up has told of it."""
+        """Handle messages on the lane: all, or those that a wake-up has announced."""
         if not (everywhere or self._rung):
             return
         rung = [i for i, count in self._rung.items() if count > 0]
@@ -244,13 +244,13 @@ class Execution(Activity):
                 self._finish(message.operation)
 
     def _look_at_gates(self) -> None:
-        """Ask the gates of this round again."""
+        """Check the gates of this round again."""
         gates, self._gates = self._gates, []
         for i in gates:
             self._perform(i)
 
     def _go_on(self) -> None:
-        """Perform what has fired, round after round, until something is awaited."""
+        """Perform the operations that have fired, round after round, until one has to wait."""
         firing = self._firing
         while True:
             if not self._armed and (self._schedule.persistent or self._round < self._wanted):
@@ -267,7 +267,7 @@ class Execution(Activity):
             self._round += 1
 
     def _perform(self, i: int) -> None:
-        """Do what an operation does, and finish it if that is all."""
+        """Perform an operation, and finish it if it is complete."""
         operation = self._operations[i]
         self._doing = operation.name
         finished = True
@@ -319,7 +319,7 @@ class Execution(Activity):
         return False
 
     def _number(self, tag: int) -> int:
-        """Return under which number data is sent on the lane; notices have those below `num_tags`."""
+        """Return the lane's number for data with a tag; notices have those below `num_tags`."""
         num_tags = self._schedule.num_tags
         return num_tags * (1 + self._round % max(_NUMBERS // num_tags, 2)) + tag
 
@@ -332,7 +332,7 @@ class Execution(Activity):
         self._notices[i] = buffer, self._lane.irecv(buffer, operation.source, operation.tag)
 
     def _hear(self, i: int, round: int) -> None:
-        """Take in a notice, of which the newest counts."""
+        """Handle a notice; the newest counts."""
         self._heard[i] = max(self._heard[i], round + 1)
         firing = self._firing
         fired = self._armed and i in firing.fired and i not in firing.done
@@ -340,7 +340,7 @@ class Execution(Activity):
             self._finish(i)
 
     def _close(self) -> bool:
-        """Go on with closing, and return whether that is done."""
+        """Continue closing, and return whether it is done."""
         if self._agreement is None:
             own = np.zeros_like(self._triggered)
             own[self._lane.rank] = self._wanted

@@ -1,4 +1,4 @@
-"""Progress from the training thread: what is under way is looked at whenever a gradient arrives.
+"""Progress from the training thread, which looks at operations under way whenever a gradient arrives.
 
 Source: GossipGraD (Daily et al. 2018), sec. 5.1, which calls MPI_Testall between layers; eager-SGD (Li et al.),
 sec. 4.3, "on the application thread (i.e., when the application enters the library)".
@@ -16,9 +16,9 @@ __all__ = ["InlineProgress"]
 
 
 class InlineProgress(ProgressEngine):
-    """Activities go on in `advance` and while their application waits for one, and only then.
+    """An engine whose activities run only in `advance`, and while their application waits for one.
 
-    So a rank that computes answers nobody: partial collectives need `ThreadProgress`.
+    So a rank that computes answers no other: partial collectives need `ThreadProgress`.
     """
 
     def advance(self) -> None:

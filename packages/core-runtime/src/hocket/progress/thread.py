@@ -1,7 +1,7 @@
 """Progress from a thread of its own, which answers other ranks while the training thread computes.
 
 Source: eager-SGD (Li et al.), sec. 4.3: offloading "on an auxiliary thread"; GossipGraD (Daily et al. 2018), sec. 5.2:
-the training thread puts what is to be communicated into a queue, from which a communication thread takes it.
+the training thread puts its communication into a queue, from which a communication thread takes it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ _TELLING_S = 5.0
 
 
 class ThreadProgress(ProgressEngine):
-    """Activities go on in a progress thread, which sleeps while there is nothing to do.
+    """An engine whose activities run in a progress thread, which sleeps while it is idle.
 
-    What fails there is raised by whatever the application does next with the engine; if that is nothing for 5 s, the
-    thread ends the job. The thread starts with the first activity or carried request, and ends with `close` or with the
-    process.
+    A failure there is raised by the application's next use of the engine; if there is none for 5 s, the thread ends the
+    job. The thread starts with the first activity or carried request, and ends with `close` or with the process.
     """
 
     def __init__(self) -> None:
         super().__init__()
         # Only the progress thread looks at these: MPI lets no two threads look at one request at once.
         self._carried: dict[int, Request] = {}
-        self._told: Event | None = None
+        self._reported: Event | None = None
         self._thread: Request | None = None
         self._stopping = False
 
@@ -60,8 +59,8 @@ class ThreadProgress(ProgressEngine):
         return FunctionRequest(done, wait, lambda: request.result)
 
     def check(self) -> None:
-        if self.error is not None and self._told is not None:
-            self._told.set()
+        if self.error is not None and self._reported is not None:
+            self._reported.set()
         super().check()
 
     def nudge(self) -> None:
@@ -76,7 +75,7 @@ class ThreadProgress(ProgressEngine):
     def _begin(self, peer: Peer) -> Wake:
         wake = super()._begin(peer)
         if self._thread is None:
-            self._told = peer.threads.event()
+            self._reported = peer.threads.event()
             self._thread = peer.threads.spawn("progress", self._live, self._ask_to_stop)
         return wake
 
@@ -91,14 +90,14 @@ class ThreadProgress(ProgressEngine):
 
     def _live(self) -> None:
         assert self._peer is not None
-        assert self._told is not None
+        assert self._reported is not None
         try:
             while not self._stopping:
                 self.step(None)
         except Exception as error:
             self.fail(error)
             try:
-                self._told.wait(lambda: "its training thread to hear of a failure", _TELLING_S)
+                self._reported.wait(lambda: "its training thread to learn of a failure", _TELLING_S)
             except PeerLostError:
                 return  # the training thread's waits end so, too
             except ExchangeTimeoutError:
@@ -110,8 +109,8 @@ class ThreadProgress(ProgressEngine):
 
     def abandon(self) -> None:
         self._carried = {}
-        if self.error is not None and self._told is not None:
-            self._told.set()
+        if self.error is not None and self._reported is not None:
+            self._reported.set()
         with suppress(PeerLostError):  # where the world ends its thread has ended, too
             super().abandon()
 

@@ -2,7 +2,7 @@
 
 Of the allreduces, recursive doubling has the fewest stages, a ring sends the fewest bytes, Rabenseifner's sends as few
 in as many stages as two trees where ranks are a power of two, and a tree of large arity has the fewest messages: with
-more ranks than cores, what counts is how often a rank must be woken.
+more ranks than cores, the number of wake-ups of a rank counts most.
 
 Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), sec. 4,
 of which 4.5 has Rabenseifner's allreduce;
@@ -38,18 +38,18 @@ __all__ = [
 
 
 def recursive_doubling_allreduce(rank: int, size: int, data: Array) -> Schedule:
-    """Return this rank's part of summing everybody's `data` in place, in about log2(size) stages.
+    """Return this rank's part of summing all ranks' `data` in place, in about log2(size) stages.
 
     Every rank gets the same bits: partners add the same two numbers, and a + b is b + a.
     It sends log2(size) times the buffer and needs room for two more.
 
     Args:
         rank: this rank, 0 <= rank < size.
-        size: how many ranks.
+        size: number of ranks.
         data: floats or integers, the same shape and dtype on every rank.
 
     Returns:
-        A schedule with the trigger `start`, which holds back whatever reads or writes `data`.
+        A schedule with the trigger `start`, which holds back all operations on `data`.
     """
     num_stages = size.bit_length() - 1
     build = _Builder(data, num_tags=2 + num_stages)
@@ -63,21 +63,21 @@ def recursive_doubling_allreduce(rank: int, size: int, data: Array) -> Schedule:
 
 
 def rabenseifner_allreduce(rank: int, size: int, data: Array) -> Schedule:
-    """Return this rank's part of summing everybody's `data` in place: halves of it are summed, then handed back.
+    """Return this rank's part of summing all ranks' `data` in place: halves are summed, then handed back.
 
     Partners swap halves and add, then halves of these with other partners, until each holds the sum of one share:
-    recursive halving. The same partners in reverse hand each other what they have: recursive doubling. Neighbours swap
-    the largest halves, as those often have one host. Every rank gets the same bits, as each share is summed up once.
-    Of powers of two it sends 2 (size - 1) / size times the buffer in 2 log2(size) stages, and needs room for another;
+    recursive halving. The same partners in reverse hand each other their sums: recursive doubling. Neighbours swap the
+    largest halves, as those often have one host. Every rank gets the same bits, as each share is summed up once. Of
+    powers of two it sends 2 (size - 1) / size times the buffer in 2 log2(size) stages, and needs room for another;
     other numbers of ranks send the whole buffer once to and once from one before.
 
     Args:
         rank: this rank, 0 <= rank < size.
-        size: how many ranks.
+        size: number of ranks.
         data: floats or integers, the same shape and dtype on every rank; shares may be empty.
 
     Returns:
-        A schedule with the trigger `start`, which holds back whatever reads or writes `data`.
+        A schedule with the trigger `start`, which holds back all operations on `data`.
     """
     num_stages = size.bit_length() - 1
     build = _Builder(data.reshape(-1), num_tags=2 + 2 * num_stages)
@@ -102,12 +102,12 @@ def rabenseifner_allreduce(rank: int, size: int, data: Array) -> Schedule:
 
 
 def _among_power_of_two(rank: int, size: int, build: _Builder, run: Callable[[list[int]], None]) -> None:
-    """Build an allreduce of the largest power of two of ranks; others hand their data to one before, and get the sum.
+    """Build an allreduce among the largest power of two of ranks; others pass data and sum by a partner.
 
     Args:
-        rank, size: as of the allreduce.
-        build: to which it is added, with tags 0 and 1 for the others.
-        run: builds what is between, from the partners of this rank, one for each stage, the nearest first.
+        rank, size: as for the allreduce.
+        build: the chain to add to, with tags 0 and 1 for the others.
+        run: builds the part among the power of two, from this rank's partners, one for each stage, the nearest first.
     """
     core = 1 << (size.bit_length() - 1)
     extras = size - core
@@ -126,7 +126,7 @@ def _among_power_of_two(rank: int, size: int, build: _Builder, run: Callable[[li
 
 
 class _Builder:
-    """A chain of steps on `data`, each of which waits until the one before is done with it."""
+    """A chain of steps on `data`, each of which waits for the one before."""
 
     def __init__(self, data: Array, num_tags: int) -> None:
         self._data = data
@@ -161,12 +161,12 @@ class _Builder:
         self._done = (add.name,)
 
     def exchange(self, name: str, partner: int, tag: int) -> None:
-        """Send `data` to `partner` and add what it sends."""
+        """Send `data` to `partner` and add its message."""
         self.send(name, partner, tag)
         self.add(name, partner, tag)
 
     def swap(self, name: str, partner: int, gone: tuple[int, int], kept: tuple[int, int], tag: int) -> None:
-        """Send elements `gone`, from one to before another, and add what comes to `kept`; `data` is flat."""
+        """Send elements `gone` of the flat `data`, a range (start, stop), and add those received to `kept`."""
         sent = Send(f"{name}: send", self._done, data=self._data[slice(*gone)], to=partner, tag=tag)
         total = self._data[slice(*kept)]
         staged = self._staging[len(self._additions) % 2][: total.size]
@@ -194,18 +194,18 @@ class _Builder:
 
 
 def ring_allreduce(rank: int, size: int, data: Array) -> Schedule:
-    """Return this rank's part of summing everybody's `data` in place, by passing shares around a ring.
+    """Return this rank's part of summing all ranks' `data` in place, by passing shares around a ring.
 
     Every rank gets the same bits, as each share is summed up once and then handed on. It sends 2 (size - 1) / size
     times the buffer, in 2 (size - 1) steps, and needs room for one share more.
 
     Args:
         rank: this rank, 0 <= rank < size.
-        size: how many ranks.
+        size: number of ranks.
         data: floats or integers, the same shape and dtype on every rank; shares may be empty.
 
     Returns:
-        A schedule with the trigger `start`, which holds back whatever reads or writes `data`.
+        A schedule with the trigger `start`, which holds back all operations on `data`.
     """
     shares = np.array_split(data.reshape(-1), size)
     staging = np.empty_like(shares[0])  # the largest
@@ -235,19 +235,19 @@ def ring_allreduce(rank: int, size: int, data: Array) -> Schedule:
 
 
 def tree_allreduce(rank: int, size: int, data: Array, arity: int = 2) -> Schedule:
-    """Return this rank's part of summing everybody's `data` in place, up a tree to rank 0 and down again.
+    """Return this rank's part of summing all ranks' `data` in place, up a tree to rank 0 and down again.
 
-    Every rank gets the same bits, those of rank 0. 2 (size - 1) messages are sent, and no rank is woken more than twice
-    but those that have children; these need room for one buffer for each.
+    Every rank gets the same bits, those of rank 0. 2 (size - 1) messages are sent, and no rank without children is
+    woken more than twice; others need room for one buffer for each child.
 
     Args:
         rank: this rank, 0 <= rank < size.
-        size: how many ranks.
+        size: number of ranks.
         data: floats or integers, the same shape and dtype on every rank.
-        arity: how many children a rank has at most; `size - 1` makes it a star.
+        arity: most children of a rank; `size - 1` makes it a star.
 
     Returns:
-        A schedule with the trigger `start`, which holds back whatever reads or writes `data`.
+        A schedule with the trigger `start`, which holds back all operations on `data`.
     """
     children = range(arity * rank + 1, min(arity * (rank + 1), size - 1) + 1)
     staging = [np.empty_like(data) for _ in children]
@@ -277,9 +277,9 @@ def binomial_broadcast(rank: int, size: int, data: Array, root: int = 0) -> Sche
 
     Args:
         rank: this rank, 0 <= rank < size.
-        size: how many ranks.
+        size: number of ranks.
         data: sent by `root`, received into elsewhere; the same number of bytes on every rank.
-        root: whose data it is.
+        root: the rank that sends its data.
 
     Returns:
         A schedule with the trigger `start`, which on other ranks than the root holds the receive back until the
@@ -302,18 +302,18 @@ def binomial_broadcast(rank: int, size: int, data: Array, root: int = 0) -> Sche
 
 
 def binomial_reduce(rank: int, size: int, data: Array, root: int = 0) -> Schedule:
-    """Return this rank's part of summing everybody's `data` into `root`'s, in ceil(log2 size) stages.
+    """Return this rank's part of summing all ranks' `data` into `root`'s, in ceil(log2 size) stages.
 
-    A rank adds what it gets to its `data`, which is so overwritten, and sends that on.
+    A rank adds received data to its `data`, which is overwritten, and sends that on.
 
     Args:
         rank: this rank, 0 <= rank < size.
-        size: how many ranks.
+        size: number of ranks.
         data: floats or integers, the same shape and dtype on every rank.
-        root: who gets the sum.
+        root: the rank that gets the sum.
 
     Returns:
-        A schedule with the trigger `start`, which holds back whatever reads or writes `data`.
+        A schedule with the trigger `start`, which holds back all operations on `data`.
     """
     place = (rank - root) % size  # counted from the root, whose place is 0
     build = _Builder(data, num_tags=1)
@@ -328,18 +328,18 @@ def binomial_reduce(rank: int, size: int, data: Array, root: int = 0) -> Schedul
 
 
 def binomial_allreduce(rank: int, size: int, data: Array) -> Schedule:
-    """Return this rank's part of summing everybody's `data` in place, up a binomial tree to rank 0 and down again.
+    """Return this rank's part of summing all ranks' `data` in place, up a binomial tree and down again.
 
-    Every rank gets the same bits, those of rank 0, in 2 ceil(log2 size) stages. 2 (size - 1) messages are sent, each of
-    the whole buffer; there is room for two more.
+    Every rank gets the same bits, those of rank 0, the root, in 2 ceil(log2 size) stages. 2 (size - 1) messages are
+    sent, each of the whole buffer; there is room for two more.
 
     Args:
         rank: this rank, 0 <= rank < size.
-        size: how many ranks.
+        size: number of ranks.
         data: floats or integers, the same shape and dtype on every rank.
 
     Returns:
-        A schedule with the trigger `up.start`, which holds back whatever reads or writes `data`.
+        A schedule with the trigger `up.start`, which holds back all operations on `data`.
     """
     up, down = binomial_reduce(rank, size, data), binomial_broadcast(rank, size, data)
     return chain(("up", up), ("down", down))
@@ -353,9 +353,9 @@ def alltoall(rank: int, size: int, send: Array, receive: Array) -> Schedule:
 
     Args:
         rank: this rank, 0 <= rank < size.
-        size: how many ranks.
-        send: [size, n]; row i goes to rank i, and this rank's own nowhere.
-        receive: [size, n]; row i is what rank i sends. This rank's own is not touched.
+        size: number of ranks.
+        send: [size, n]; row i goes to rank i; this rank's own row stays.
+        receive: [size, n]; row i gets rank i's message; this rank's own row is not touched.
 
     Returns:
         A schedule with the trigger `start`, which holds the sends back; `receive` must be free from the beginning.
@@ -370,13 +370,13 @@ def alltoall(rank: int, size: int, send: Array, receive: Array) -> Schedule:
 
 
 def allgather(rank: int, size: int, rows: Array) -> Schedule:
-    """Return this rank's part of bringing everybody's row to everyone, in ceil(log2 size) stages.
+    """Return this rank's part of gathering all ranks' rows everywhere, in ceil(log2 size) stages.
 
-    It sends `size` - 1 rows: at each stage all that the rank has, as far as the other lacks it.
+    It sends `size` - 1 rows: at each stage all of its rows that the partner lacks.
 
     Args:
         rank: this rank, 0 <= rank < size.
-        size: how many ranks.
+        size: number of ranks.
         rows: [size, n]; row i is that of rank (rank + i) modulo size, so that the first is this rank's own.
 
     Returns:
@@ -399,15 +399,16 @@ def allgather(rank: int, size: int, rows: Array) -> Schedule:
 
 
 def activation_broadcast(rank: int, size: int) -> Schedule:
-    """Return this rank's part of the activation: it ends as soon as the rank is activated, by whomever.
+    """Return this rank's part of the activation: it ends as soon as any rank has activated this one.
 
-    Every rank can be the initiator, and several can at once: who receives at stage s forwards at the stages after s,
-    whoever is activated twice forwards once. The initiator sends ceil(log2 size) notices and everybody hears within as
-    many stages; with one initiator 2^ceil(log2 size) - 1 notices are sent, which is one per rank for powers of two.
+    Every rank can be the initiator, and several can at once: a rank that receives at stage s forwards at the stages
+    after s, and a rank that is activated twice forwards once. The initiator sends ceil(log2 size) notices and all ranks
+    are activated within as many stages; with one initiator 2^ceil(log2 size) - 1 notices are sent, which is one per
+    rank for powers of two.
 
     Args:
         rank: this rank, 0 <= rank < size.
-        size: how many ranks.
+        size: number of ranks.
 
     Returns:
         A schedule with the trigger `arrive` that ends with `active`.

@@ -1,4 +1,4 @@
-"""Decides which operations of a schedule fire, and when: each once in a round, and when those before it are done."""
+"""The firing of a schedule's operations: each once in a round, after the operations that it depends on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Firing"]
 
 
 class Firing:
-    """Which operations of a schedule have fired and are done, in one round after the other.
+    """The fired and the done operations of a schedule, in one round after the other.
 
     Attributes:
         queue: operations that have fired and are not performed yet, by their number.
@@ -36,7 +36,7 @@ class Firing:
         self._first = [i for i, needed in enumerate(self._needed) if not needed and i != trigger]
 
     def arm(self) -> None:
-        """Begin a round: what depends on nothing fires."""
+        """Begin a round: operations without dependencies fire."""
         self._missing = self._needed.copy()
         self.fired.clear()
         self.done.clear()
@@ -51,7 +51,7 @@ class Firing:
             self.queue.append(i)
 
     def finish(self, i: int) -> None:
-        """Note that an operation is done, and fire what waits for no other."""
+        """Note that an operation is done, and fire those that wait for no other."""
         self.done.add(i)
         for dependent in self._dependents[i]:
             self._missing[dependent] -= 1
@@ -60,5 +60,5 @@ class Firing:
 
     @property
     def over(self) -> bool:
-        """Whether the last operations are done."""
+        """Tell whether the last operations are done."""
         return self._last <= self.done

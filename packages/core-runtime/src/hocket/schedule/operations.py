@@ -2,7 +2,7 @@
 
 Source: Li et al., "Taming Unbalanced Training Workloads in Deep Learning with Partial Collective Operations"
 (eager-SGD), sec. 4.1.1. A message without data, a notice, is ours: there, activation messages are sends and
-receives like others, which leaves receives behind that no message comes for.
+receives like others, which leaves receives without messages behind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Add", "Compute", "Gate", "Logic", "NoOp", "Operation", "Receive", "S
 
 
 class Logic(Enum):
-    """When an operation may fire."""
+    """The condition for an operation to fire."""
 
     ALL = "all"
     ANY = "any"
@@ -40,15 +40,15 @@ class Operation:
 
 @dataclass(frozen=True, eq=False)
 class NoOp(Operation):
-    """Done when it fires: builds dependencies."""
+    """An operation without an effect, done when it fires: it builds dependencies."""
 
 
 @dataclass(frozen=True, eq=False)
 class Compute(Operation):
-    """A call that does not block, done when it returns.
+    """An operation that calls a function that does not block, done when it returns.
 
     Attributes:
-        call: given the round of the execution. Runs on the thread that advances the schedule.
+        call: called with the round of the execution, on the thread that advances the schedule.
     """
 
     call: Callable[[int], None] = lambda round: None
@@ -56,7 +56,7 @@ class Compute(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Add(Operation):
-    """total += addend, done at once.
+    """An addition, total += addend, done at once.
 
     Attributes:
         total, addend: C-contiguous, of one shape and dtype.
@@ -68,11 +68,11 @@ class Add(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Gate(Operation):
-    """Done once it is open: what comes after it depends on the round, or on what the application does meanwhile.
+    """A gate, done once it is open: later operations depend on the round, or on the application's actions.
 
     Attributes:
-        is_open: given the round of the execution. Asked when the gate fires, and until it says yes whenever the
-            schedule is looked at (`Execution.nudge`), on the thread that advances it; does not block.
+        is_open: called with the round of the execution, when the gate fires, and at each look at the schedule
+            (`Execution.nudge`) until it returns True, on the thread that advances it; does not block.
     """
 
     is_open: Callable[[int], bool] = lambda round: True
@@ -82,12 +82,12 @@ class Gate(Operation):
 class _PointToPoint(Operation):
     """A message of this execution's round, or a notice.
 
-    A notice carries no data but the round, and need not be met: one of an earlier round is dropped, one of a later
+    A notice carries no data but the round, and needs no receive: one of an earlier round is dropped, one of a later
     round counts from now on, as that round cannot have begun before this one did.
 
     Attributes:
         data: C-contiguous, in host memory; None for a notice.
-        tag: tells the messages between two ranks in one round apart; sender and receiver give the same.
+        tag: number of the message between two ranks in one round, equal for sender and receiver.
     """
 
     data: Array | None = None
@@ -96,7 +96,7 @@ class _PointToPoint(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Send(_PointToPoint):
-    """Done when the buffer may be changed again.
+    """A send, done when the buffer may change again.
 
     Attributes:
         to: the receiving rank.
@@ -107,7 +107,7 @@ class Send(_PointToPoint):
 
 @dataclass(frozen=True, eq=False)
 class Receive(_PointToPoint):
-    """Posted when it fires, so pre-posted where it depends on nothing; done when the message has come.
+    """A receive, posted when it fires, so pre-posted if it has no dependencies; done when the message is received.
 
     Attributes:
         source: the sending rank.

@@ -19,22 +19,22 @@ __all__ = ["Schedule", "ScheduleError", "chain", "render"]
 
 
 class ScheduleError(HocketError):
-    """Operations that are no schedule."""
+    """An error about operations that form no schedule."""
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """What one rank does in every round of a collective.
+    """The operations of one rank in every round of a collective.
 
-    An execution is armed, fires what becomes ready, and ends when the operations of `last` are done and nothing that
-    fired is still under way. Operations that have not fired by then never do.
+    An execution is armed, fires operations that become ready, and ends when the operations of `last` are done and no
+    fired one is still under way. Operations that have not fired by then never do.
 
     Attributes:
         operations: in the order in which those that are ready together fire.
-        last: their being done ends an execution. In the schedules that this package builds the data is final then, and
-            may be read; it may be written once the execution has ended, as sends can still be under way.
-        trigger: a NoOp without dependencies that fires when the application says so (internal activation), and not
-            by itself; None where an execution needs no such word.
+        last: the operations whose end ends an execution. In the schedules that this package builds the data is final
+            then, and may be read; it may be written once the execution has ended, as sends can still be under way.
+        trigger: a NoOp without dependencies that the application fires (internal activation); None where an execution
+            starts by itself.
         persistent: whether the end of a round arms the next one at once, so that this rank can be pulled through
             rounds without help from the application (external activation). Otherwise the application's trigger
             arms it.
@@ -128,11 +128,11 @@ class Schedule:
 
 
 def chain(*parts: tuple[str, Schedule], persistent: bool = False) -> Schedule:
-    """Return one schedule that does one part after the other.
+    """Return one schedule that runs one part after the other.
 
-    What fires by itself in a part waits for the last operations of the part before, its trigger too; but its receives
-    that depend on nothing stay so and are pre-posted. So nothing else may use their buffers before they are done, and
-    what a part sends last may be read by the parts after it, but not be written.
+    Operations of a part without dependencies, its trigger too, wait for the last operations of the part before; but its
+    receives without dependencies stay so and are pre-posted. So no other operation may use their buffers before they
+    are done, and later parts may read the last data that a part sends, but not write it.
 
     Args:
         parts: each with a name, which goes before the names of its operations with a dot between.
@@ -170,7 +170,7 @@ def _moved(operation: Operation, part: str, previous: tuple[str, ...], num_tags:
 
 
 def render(schedule: Schedule) -> str:
-    """Return a line for each operation: its name, what it does, and after what.
+    """Return a line for each operation: its name, its action, and its dependencies.
 
     For instance `stage 0: send     send 64 bytes to rank 1, tag 2     after start`.
     """

@@ -43,7 +43,7 @@ class ParameterSpan:
     Attributes:
         name: the parameter's name in the model.
         start: its first element in the segment.
-        numel: how many elements it has.
+        numel: number of its elements.
         shape: its shape.
         stride: its strides, in elements, kept so that channels_last stays channels_last.
         dtype: torch dtype.
@@ -60,18 +60,18 @@ class ParameterSpan:
 
     @property
     def stop(self) -> int:
-        """One past its last element, the padding not included."""
+        """Return the place after its last element, padding not included."""
         return self.start + self.numel
 
     @property
     def padded_numel(self) -> int:
-        """How many elements it takes in the segment, padding included."""
+        """Return the number of its elements in the segment, padding included."""
         unit: int = ALIGNMENT_BYTES // self.dtype.itemsize
         return -(-self.numel // unit) * unit
 
 
 def named_spans(parameters: Iterable[tuple[str, Any]]) -> list[ParameterSpan]:
-    """Describe parameters (name, tensor), each as if alone in its segment."""
+    """Return spans of parameters (name, tensor), each as if alone in its segment."""
     return [
         ParameterSpan(name, 0, p.numel(), tuple(p.shape), tuple(p.stride()), p.dtype, p.device)
         for name, p in parameters
@@ -79,16 +79,16 @@ def named_spans(parameters: Iterable[tuple[str, Any]]) -> list[ParameterSpan]:
 
 
 class Segmentation(Configured, ABC):
-    """In what pieces a model is exchanged; a frozen dataclass whose fields are its configuration."""
+    """A way to cut a model into segments; a frozen dataclass whose fields are its configuration."""
 
     @abstractmethod
     def cut(self, parameters: Sequence[ParameterSpan]) -> list[list[ParameterSpan]]:
-        """Cut parameters of one dtype and device into the runs that are a segment each, in their order."""
+        """Cut parameters of one dtype and device into runs, one for each segment, in order."""
 
 
 @dataclass(frozen=True)
 class Model(Segmentation):
-    """The whole model in one segment for each dtype and device."""
+    """A segmentation with one segment for each dtype and device of the whole model."""
 
     def cut(self, parameters: Sequence[ParameterSpan]) -> list[list[ParameterSpan]]:
         return [list(parameters)]
@@ -96,7 +96,7 @@ class Model(Segmentation):
 
 @dataclass(frozen=True)
 class Layers(Segmentation):
-    """A segment for each module that owns parameters."""
+    """A segmentation with a segment for each module that owns parameters."""
 
     def cut(self, parameters: Sequence[ParameterSpan]) -> list[list[ParameterSpan]]:
         layers: dict[str, list[ParameterSpan]] = {}
@@ -107,7 +107,7 @@ class Layers(Segmentation):
 
 @dataclass(frozen=True)
 class Bytes(Segmentation):
-    """Segments of about so many bytes; a parameter is never cut.
+    """A segmentation into segments of about `size_mb` MiB; a parameter is never cut.
 
     Attributes:
         size_mb: a segment's size in MiB (2**20 bytes), more than 0; a larger parameter has a segment of its
@@ -134,7 +134,7 @@ class Bytes(Segmentation):
 
 
 class Pattern(StrEnum):
-    """How layers are dealt out to fragments."""
+    """A distribution of layers over fragments."""
 
     STRIDED = "strided"
     SEQUENTIAL = "sequential"
@@ -143,12 +143,12 @@ class Pattern(StrEnum):
 
 @dataclass(frozen=True)
 class Fragments(Segmentation):
-    """So many groups of layers, each a segment, whose parameters need not lie side by side in the model.
+    """A segmentation into `count` groups of layers, whose parameters need not lie side by side in the model.
 
     Source: A. Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv:2501.18512, section 2.1.
 
     Attributes:
-        count: how many, 1 or more; fewer where the model has fewer layers.
+        count: number of fragments, 1 or more; fewer if the model has fewer layers.
         pattern: `strided` puts layers q, q + count, ... into fragment q; `sequential` as many layers in a row into
             each, to one layer; `balanced` the largest layer that is left into the fragment with the fewest bytes.
     """
@@ -185,7 +185,7 @@ def partition(
     Args:
         spans: the parameters, in the model's order.
         segmentation: cuts the parameters of each dtype and device.
-        backward: fill segments from the model's end, so that those which are complete early in backward are full.
+        backward: whether to fill segments from the model's end, so that segments completed early in backward are full.
 
     Returns:
         The segments' spans with their offsets, in the order in which forward reads them, or with `backward` in the
@@ -198,9 +198,9 @@ def partition(
 
 
 def unusual_strides(shape: Sequence[int], strides: Sequence[int]) -> list[int] | None:
-    """Return the strides of axes longer than 1, where elements lie in another order than that of their axes; else None.
+    """Return the strides of axes longer than 1, if elements are not in the axes' order; else None.
 
-    Elements of tensors of one shape for which this is the same lie in one order.
+    Tensors of one shape with the same result have their elements in one order.
     """
     axes = [(length, stride) for length, stride in zip(shape, strides, strict=True) if length > 1]
     expected = 1
@@ -212,7 +212,7 @@ def unusual_strides(shape: Sequence[int], strides: Sequence[int]) -> list[int] |
 
 
 def _packed(run: list[ParameterSpan]) -> list[ParameterSpan]:
-    """Lay the parameters of a segment one behind the other."""
+    """Lay out the parameters of a segment one behind the other."""
     packed = []
     start = 0
     for span in run:

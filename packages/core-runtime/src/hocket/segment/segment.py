@@ -1,4 +1,4 @@
-"""A segment: what one exchange sends at a time, as one flat buffer, and what comes back, as another."""
+"""A segment: the unit of exchanges, with a flat buffer to send and another for the result."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ __all__ = ["Segment", "allocate", "view_of"]
 
 
 class Segment(SegmentShape):
-    """Flat buffers of one dtype and device for a run of parameters.
+    """A segment: flat buffers of one dtype and device for a run of parameters.
 
-    What is sent and what comes back are different buffers: nobody reads a half-received value, and the native
-    allreduce of MPI libraries is up to four times faster so.
+    Sent data and results have different buffers: no reader sees a half-received value, and the native allreduce of MPI
+    libraries is up to four times faster so.
 
     Attributes:
         name: the exchange and this segment's number in it, for instance `gradients.0[3]`.
         index: the segment's number in its exchange.
         spans: the parameters and their offsets.
         numel: elements of data, padding included.
-        outgoing: what this rank contributes, [numel + trailer_numel]; must not change while an exchange runs.
-        incoming: what the exchange gives, [numel + trailer_numel].
-        trailer_numel: how many numbers travel behind the data through the same linear combination. For gradients:
+        outgoing: this rank's contribution, [numel + trailer_numel]; must not change while an exchange runs.
+        incoming: the exchange's result, [numel + trailer_numel].
+        trailer_numel: number of values that travel behind the data through the same linear combination. For gradients:
             the rank's weight, its number of non-finite segments, and for each parameter whether it had a gradient.
         outgoing_array, incoming_array: the same for transports: the buffers' memory, their twins in pinned memory where
             they lie on a GPU and lanes do not, and the buffers themselves where lanes are on the GPU, too.
-        finite: whether `outgoing` holds neither NaN nor Inf in this round; None where nobody has looked yet.
-        flag: the index in `outgoing` of the one number of the trailer that the device writes, and that travels from
-            there; None where the host writes them all.
+        finite: whether `outgoing` holds neither NaN nor Inf in this round; None before a check.
+        flag: the index in `outgoing` of the one trailer value that the device writes and sends; None where the host
+            writes them all.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Segment(SegmentShape):
 
         Args:
             name, index, spans, outgoing, incoming: the attributes.
-            on_lanes: whether lanes take buffers where these are, so that only trailers are copied to host memory.
+            on_lanes: whether lanes take buffers on this device, so that only trailers are copied to host memory.
         """
         self.name = name
         self.index = index
@@ -79,7 +79,7 @@ class Segment(SegmentShape):
 
     @property
     def outgoing_trailer(self) -> Array:
-        """The trailer to send, as a NumPy view [trailer_numel] in host memory; set it before `stage_out`."""
+        """Return the trailer to send, a NumPy view [trailer_numel] in host memory; set it before `stage_out`."""
         if self._trailers is not None:
             return self._trailers.outgoing.numpy()
         array: Array = self.outgoing_array[self.numel :]
@@ -87,7 +87,7 @@ class Segment(SegmentShape):
 
     @property
     def incoming_trailer(self) -> Array:
-        """The trailer that came back, as a NumPy view [trailer_numel] in host memory; waits for it."""
+        """Wait for the received trailer; return a NumPy view [trailer_numel] in host memory."""
         if self._trailers is not None:
             self._trailers.wait_in()
             return self._trailers.incoming.numpy()
@@ -95,44 +95,44 @@ class Segment(SegmentShape):
         return array
 
     def begin_stage_out(self) -> None:
-        """Have `outgoing_array` hold what `outgoing` and its trailer do, once `staged_out`; free on the CPU."""
+        """Begin to copy `outgoing` and its trailer into `outgoing_array`, until `staged_out`; free on the CPU."""
         if self._staging is not None:
             self._staging.begin_out(self.numel, self.flag)
         elif self._trailers is not None:
             self._trailers.begin_out(self.flag)
 
     def staged_out(self) -> bool:
-        """Return whether what `begin_stage_out` copies is there; never blocks."""
+        """Return whether the copy of `begin_stage_out` is done; never blocks."""
         return self._staging is None or self._staging.is_out()
 
     def stage_out(self) -> None:
-        """Make `outgoing_array` hold what `outgoing` holds; free on the CPU."""
+        """Copy `outgoing` into `outgoing_array`; free on the CPU."""
         self.begin_stage_out()
         self.end_stage_out()
 
     def end_stage_out(self) -> None:
-        """Wait until what `begin_stage_out` copies is there."""
+        """Wait until the copy of `begin_stage_out` is done."""
         if self._staging is not None:
             self._staging.wait_out()
 
     def stage_in(self) -> None:
-        """Make `incoming` hold what `incoming_array` holds; free on the CPU."""
+        """Copy `incoming_array` into `incoming`; free on the CPU."""
         if self._staging is not None:
             self._staging.begin_in()
         elif self._trailers is not None:
             self._trailers.begin_in(looks=self.flag is None)
 
     def stage_trailer_in(self) -> None:
-        """Make `incoming_trailer` hold what `incoming` does, which a compressor has written; free on the CPU."""
+        """Copy the trailer in `incoming`, which a compressor has written, into `incoming_trailer`; free on the CPU."""
         if self._staging is not None:
             self._staging.incoming[self.numel :].copy_(self.incoming[self.numel :])
 
     def restore(self, outgoing: Tensor, incoming: Tensor, trailer: Array) -> None:
-        """Hold what another segment held when its exchange was over and not staged in yet.
+        """Restore the data of a segment whose exchange was over and not staged in yet.
 
         Args:
             outgoing, incoming: [numel], the data.
-            trailer: [trailer_numel], what came back.
+            trailer: [trailer_numel], the received one.
         """
         self.outgoing[: self.numel].copy_(outgoing)
         self.incoming[: self.numel].copy_(incoming)
@@ -144,15 +144,16 @@ class Segment(SegmentShape):
         self.incoming_trailer[:] = trailer
 
     def wait_by(self, wait: Callable[[Callable[[], bool]], object]) -> None:
-        """Have `wait`, given what is to come true, wait for other ranks' data where lanes are on the device."""
+        """Use `wait`, called with a condition, to wait for other ranks' data, where lanes are on the device."""
         if self._trailers is not None:
             self._trailers.wait = wait
 
     def sent_is_finite(self, start: int = 0, stop: int | None = None) -> bool:
-        """Return whether elements of what was sent are neither NaN nor Inf.
+        """Return whether elements of the sent data are neither NaN nor Inf.
 
         Args:
-            start, stop: of the data; all of it by default. Of a part this waits for the device, where lanes are there.
+            start, stop: the range in the data; all of it by default. For a part this waits for the device, where lanes
+                are there.
         """
         if self._trailers is not None and self.flag is None and stop is None:
             return self._trailers.was_finite()
@@ -162,12 +163,12 @@ class Segment(SegmentShape):
 
     @property
     def staged(self) -> bool:
-        """Whether what travels is copied to host memory and back."""
+        """Tell whether sent and received data are copied to host memory and back."""
         return self._staging is not None
 
     @property
     def on_device(self) -> bool:
-        """Whether the buffers lie elsewhere than in host memory."""
+        """Tell whether the buffers are outside of host memory."""
         return self.outgoing.device.type != "cpu"
 
     def __repr__(self) -> str:
@@ -175,7 +176,7 @@ class Segment(SegmentShape):
 
 
 def allocate(peer: Peer, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a zeroed flat tensor: on the CPU from the transport's memory, which its ranks may share."""
+    """Return a zeroed flat tensor [numel]; on the CPU from the transport's memory, which its ranks may share."""
     if device.type != "cpu":
         return torch.zeros(numel, dtype=dtype, device=device)
     memory = peer.memory.allocate(numel * dtype.itemsize)

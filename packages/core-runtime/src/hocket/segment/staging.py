@@ -1,4 +1,4 @@
-"""Copies between buffers on a device and their twins in host memory, which nobody but their events waits for."""
+"""Copies between buffers on a device and their twins in host memory, which run in the background."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Staging", "TrailerStaging", "is_captured"]
 
 
 class Staging:
-    """A segment's copies out of a device and into it.
+    """The copies of a segment out of a device and into it.
 
-    Copies out run on a stream of their own, so that what is computed meanwhile goes on; copies in on the current one,
-    since what follows needs them. Both twins are pinned on CUDA.
+    Copies out run on a stream of their own, beside computing; copies in run on the current one, as later work needs
+    them. Both twins are pinned on CUDA.
 
     Args:
         outgoing, incoming: [n], on one device.
@@ -32,7 +32,7 @@ class Staging:
         self._brings = False
 
     def begin_out(self, numel: int, further: int | None) -> None:
-        """Copy the first `numel` elements out, and another one, when the current stream has come here."""
+        """Copy the first `numel` elements out, and another one, once the current stream gets here."""
         current, copies = self._current(), _copies(self._outgoing.device)
         copies.wait_stream(current)
         if self._brings:  # perhaps on another stream; what arrives next overwrites what it brings
@@ -44,15 +44,15 @@ class Staging:
         self._is_out.record(copies)
 
     def is_out(self) -> bool:
-        """Return whether what `begin_out` copies is there; never blocks."""
+        """Return whether the copy of `begin_out` is done; never blocks."""
         return bool(self._is_out.query())
 
     def wait_out(self) -> None:
-        """Wait until what `begin_out` copies is there."""
+        """Wait until the copy of `begin_out` is done."""
         self._is_out.synchronize()
 
     def begin_in(self) -> None:
-        """Copy in, before what the current stream does next."""
+        """Copy in, before the current stream's next work."""
         self._incoming.copy_(self.incoming, non_blocking=True)
         self._is_in.record(self._current())
         self._brings = True
@@ -62,9 +62,9 @@ class Staging:
 
 
 class TrailerStaging:
-    """Copies of a segment's trailers, which the host writes and reads, where everything else stays on a device.
+    """The copies of a segment's trailers, which the host writes and reads, while all data stay on a device.
 
-    They run on the current stream, on which lanes of the device take up what they are given.
+    They run on the current stream, which lanes of the device use, too.
 
     Args:
         outgoing, incoming: [n], on one device, of which the trailers begin at `numel`.
@@ -82,20 +82,20 @@ class TrailerStaging:
         self._module = torch.get_device_module(outgoing.device)
         self._is_in = self._module.Event()
         self._brings = False
-        #: Waits for what is given to come true, which the device makes so.
+        #: Waits until a condition is true, which the device makes so.
         self.wait: Callable[[Callable[[], bool]], object] | None = None
 
     def begin_out(self, further: int | None) -> None:
-        """Copy the trailer to the device, but for the number at `further`, which the device has written."""
+        """Copy the trailer to the device, except the value at `further`, which the device has written."""
         kept = self._outgoing.numel() if further is None else further - self._numel
         for part in (slice(0, kept), slice(kept + 1, None)):
             self._outgoing[part].copy_(self.outgoing[part], non_blocking=True)
 
     def begin_in(self, *, looks: bool) -> None:
-        """Copy the trailer that came out of the device, once the current stream has come here.
+        """Copy the received trailer out of the device, once the current stream gets here.
 
         Args:
-            looks: whether the device is to look for NaN and Inf in what was sent, for `was_finite`.
+            looks: whether the device checks the sent data for NaN and Inf, for `was_finite`.
         """
         self.incoming.copy_(self._incoming, non_blocking=True)
         if looks:
@@ -104,12 +104,12 @@ class TrailerStaging:
         self._brings = True
 
     def was_finite(self) -> bool:
-        """Wait as `wait_in`, and return whether what was sent held neither NaN nor Inf."""
+        """Wait as `wait_in`, and return whether the sent data held neither NaN nor Inf."""
         self.wait_in()
         return bool(self._finite)
 
     def wait_in(self) -> None:
-        """Wait until what `begin_in` copies is there."""
+        """Wait until the copy of `begin_in` is done."""
         if not self._brings:
             return
         if self.wait is not None:
@@ -125,5 +125,5 @@ def _copies(device: torch.device) -> Any:
 
 
 def is_captured(device: torch.device) -> bool:
-    """Return whether what the current stream is given is recorded as a graph, and not carried out."""
+    """Return whether the current stream records a graph in place of running its work."""
     return device.type != "cpu" and bool(torch.get_device_module(device).is_current_stream_capturing())

@@ -25,7 +25,7 @@ Pieces = list[tuple[slice, Tensor]]
 
 @dataclass
 class _Bound:
-    """A parameter, and its view."""
+    """A parameter with its view of a buffer."""
 
     name: str
     parameter: nn.Parameter
@@ -34,14 +34,14 @@ class _Bound:
 
 
 class ParameterStorage:
-    """One flat buffer for each dtype and device, in the model's order.
+    """The memory of a model's trainable parameters: a flat buffer for each dtype and device, in order.
 
     Construction moves the values of the trainable parameters into the buffers and makes the parameters views of
     them, with their strides.
 
     Args:
-        model: whose trainable parameters are taken.
-        peer: whose transport gives the memory.
+        model: the model of the parameters.
+        peer: the peer whose transport gives the memory.
     """
 
     def __init__(self, model: nn.Module, peer: Peer) -> None:
@@ -72,11 +72,11 @@ class ParameterStorage:
 
     @property
     def flats(self) -> list[Tensor]:
-        """The buffers, each flat."""
+        """Return the buffers, each flat."""
         return [flat for _, flat in self._flats]
 
     def pieces_of(self, spans: Sequence[ParameterSpan]) -> Pieces:
-        """Return where in the storage one segment's parameters are: in one piece where they lie side by side."""
+        """Return the places of a segment's parameters in the storage: one piece if they lie side by side."""
         pieces: list[tuple[Tensor, int, slice]] = []
         for span in spans:
             flat, start = self._offsets[span.name]
@@ -89,14 +89,14 @@ class ParameterStorage:
         return [(place, flat[start : start + place.stop - place.start]) for flat, start, place in pieces]
 
     def is_bound(self) -> bool:
-        """Return whether all parameters are where they were put."""
+        """Return whether all parameters are still in the storage."""
         return list(map(Tensor.data_ptr, self._bound_parameters)) == self._addresses
 
     def check(self, *, take_values: bool) -> None:
-        """Notice what was replaced under the session.
+        """Refuse modules and parameters that were replaced since attach.
 
         Args:
-            take_values: whether to do what `take_values` does, too.
+            take_values: whether to call `take_values`, too.
 
         Raises:
             ReplacedError: a module or a parameter is another object, was added, or has another dtype, shape or device;
@@ -123,7 +123,7 @@ class ParameterStorage:
         self._remember()
 
     def take_values(self) -> None:
-        """Take over what parameters were set to (`p.data = ...`); not while a step may still set them back (SAM).
+        """Take over values that parameters were set to (`p.data = ...`); not while a step may reset them (SAM).
 
         Raises:
             ReplacedError: a parameter has another dtype, shape or device, or the parameters' memory was moved.
@@ -139,21 +139,21 @@ class ParameterStorage:
                 bound.parameter.data = bound.view
 
     def release(self) -> None:
-        """Give each parameter memory of its own again, where it still has the storage's."""
+        """Give each parameter that is still in the storage memory of its own again."""
         for bound in self._bound:
             if bound.parameter.data_ptr() == bound.address:
                 bound.parameter.data = bound.view.clone(memory_format=torch.preserve_format)
 
     @contextmanager
     def without_set_values(self, merge: Callable[[], None], *, shown: bool = True) -> Iterator[None]:
-        """Surround what looks at parameters that were set (`p.data = ...`), and gives back what they were set to.
+        """Return a context for reading parameters, which keeps values that they were set to (`p.data = ...`).
 
-        Whoever has set them may hold what they were before by reference, to set it back: this is left as it is, but
-        for what is merged into it.
+        A program that has set them may hold references to the values before, to reset them: these stay as they are,
+        apart from merges.
 
         Args:
-            merge: merges into the values from before what the next forward would.
-            shown: whether parameters hold meanwhile what they were set to; else what they held before.
+            merge: merges into the values from before, as the next forward would.
+            shown: whether parameters hold the values that they were set to meanwhile; else those from before.
 
         Raises:
             ReplacedError: a parameter has another dtype, shape or device, or the parameters' memory was moved.
@@ -185,7 +185,7 @@ class ParameterStorage:
                     bound.parameter.data = value
 
     def _remember(self) -> None:
-        """Take what the modules hold now for what they have to hold from now on."""
+        """Note the modules' current children and parameters as the expected ones."""
         self._children_then = _entries(self._children)
         self._parameters_then = _entries(self._owners)
         self._frozen = {
@@ -197,12 +197,12 @@ class ParameterStorage:
         self._objects = self._held()
 
     def _held(self) -> tuple[int, list[int], list[int]]:
-        """Return what tells the modules' children and parameters from any others."""
+        """Return the identities of the modules' children and parameters."""
         num_children = sum(map(len, self._children.values()))
         return num_children, _identities(self._parents), _identities(self._owners.values())
 
     def _check_modules(self) -> None:
-        """Refuse modules and parameters that were replaced, added or taken away."""
+        """Refuse modules and parameters that were replaced, added or removed."""
         for name, child, now in _differing(self._children_then, _entries(self._children)):
             raise ReplacedError(
                 f"module {name} was {_what_became(child, now)} after attach: its parameters are not carried. "
@@ -223,7 +223,7 @@ class ParameterStorage:
             )
 
     def _check_memory(self) -> None:
-        """Refuse parameters that were moved together, or that no longer fit where they were put."""
+        """Refuse parameters that were moved together, or that no longer fit their places."""
         if [flat.data_ptr() for flat in self.flats] != self._flat_addresses:
             raise ReplacedError(
                 "the parameters' memory was moved after attach (model.share_memory(), or parameters handed to another "

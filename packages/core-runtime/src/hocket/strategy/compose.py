@@ -1,4 +1,4 @@
-"""Compose a strategy from a recipe, a file or a mapping, and refuse what cannot mean anything."""
+"""The composition of a strategy from a recipe, a file or a mapping, with refusals of meaningless ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["build_strategy", "check_composition", "compose", "read_slot"]
 _log = logging.getLogger("hocket")
 
 #: The files of whose other keys this process has warned: virtual ranks are its threads, and say it once.
-_told: set[tuple[str, str]] = set()
+_warned_of: set[tuple[str, str]] = set()
 _telling = Lock()
 
 
@@ -32,11 +32,11 @@ def compose(target: Target | Strategy, *overrides: str, registry: Registry | Non
 
     Args:
         target: a recipe's name, the path of a YAML file, a mapping with the content of one (OmegaConf's DictConfig is
-            one), or a strategy that was made in Python. A file holds a strategy alone (`gradients: [...]`), a recipe or
-            a run's whole file, of which this takes the strategy: a warning names the other keys, once in a job.
-        overrides: `KEY=VALUE`, laid over the target, those of a key before those of what it contains, for instance
+            one), or a strategy that was made in Python. A file holds a strategy alone (`gradients: [...]`), a recipe,
+            or a run's whole configuration, whose other keys a warning names, once in a job.
+        overrides: `KEY=VALUE`, applied to the target, those of a key before those of keys within it, for instance
             `parameters.0.topology=ring`.
-        registry: where components come from; the installed plugins by default.
+        registry: the source of components; the installed plugins by default.
 
     Raises:
         ConfigError: a key, a type or a value that is not allowed; names source, key, given and allowed.
@@ -63,14 +63,14 @@ def _warn_of_left(file: str, keys: str) -> None:
     from hocket.transport.joining import launched_rank
 
     with _telling:
-        if launched_rank() != 0 or (file, keys) in _told:
+        if launched_rank() != 0 or (file, keys) in _warned_of:
             return
-        _told.add((file, keys))
+        _warned_of.add((file, keys))
     _log.warning("%s: only `hocket run` reads %s: in a script the script's own count", file, keys)
 
 
 def _as_file(strategy: Strategy, registry: Registry) -> dict[str, object]:
-    """Return a strategy as a run's file has it."""
+    """Return a strategy in the form of a run's file."""
     plain = strategy.resolved(registry)
     name, phases = plain.pop("name"), plain.pop("phases")
     return {"name": name, "strategy": plain, "phases": phases}
@@ -118,10 +118,10 @@ def _build(where: Location, registry: Registry, name: str | None) -> Strategy:
 
 
 def check_composition(strategy: Strategy) -> None:
-    """Refuse a strategy made in Python whose parts cannot mean anything together, as `compose` refuses a file's.
+    """Refuse a strategy made in Python with a meaningless combination, as `compose` refuses a file's.
 
     Raises:
-        CompositionError: says what can.
+        CompositionError: a combination is meaningless; says what works.
     """
     for each in strategy.in_turn:
         for refusal in refusals(each):
@@ -129,7 +129,7 @@ def check_composition(strategy: Strategy) -> None:
 
 
 def read_slot(slot: str, where: Location, registry: Registry) -> tuple[Exchange, ...]:
-    """Read the exchanges of a slot, each on its own: nothing is refused for what stands beside it.
+    """Read the exchanges of a slot, each on its own, without rules about combinations.
 
     Raises:
         ConfigError, MissingPluginError: as in `compose`.
@@ -148,7 +148,7 @@ def read_slot(slot: str, where: Location, registry: Registry) -> tuple[Exchange,
 
 
 def _refuse_part(exchange: Location, registry: Registry) -> None:
-    """Say how a file changes one key of its recipe's exchange, where it has a list with that key alone."""
+    """Refuse a list with one key only, and say how a file changes one key of its recipe's exchange."""
     if not isinstance(exchange.value, Mapping) or "collective" in exchange.value:
         return
     known = [key for key in exchange.value if key in Exchange.__dataclass_fields__]
@@ -162,7 +162,7 @@ def _refuse_part(exchange: Location, registry: Registry) -> None:
 
 
 def _refuse_delayed(exchange: Location) -> None:
-    """Say what a config writes for what once was an overlap."""
+    """Refuse an overlap of earlier versions, and say how a config writes it now."""
     overlap = exchange.child("overlap")
     if overlap.value == "delayed":
         allowed = ", ".join(Overlap)

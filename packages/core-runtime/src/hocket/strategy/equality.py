@@ -1,6 +1,6 @@
 """Tokens followed through a strategy's exchanges: whether replicas stay equal, and whose gradients are lost.
 
-Each rank's value is a token, and each exchange says which ranks end with the same one; nothing is sent.
+Each rank's value is a token, and each exchange determines the ranks that end with the same one; nothing is sent.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def _ends_equal(
 
 
 def _all_equal(values: Sequence[Hashable]) -> bool:
-    """Return whether there is one token; not by a set, as a hash goes through all tokens that one is made of."""
+    """Return whether all tokens are equal. A set would hash all tokens within each one."""
     return all(value == values[0] for value in values)
 
 
 def check_contributions(
     gradients: Sequence[Exchange], parameters: Sequence[Exchange], placement: Placement
 ) -> None:
-    """Refuse exchanges after which no replica holds anything of what some rank has contributed to the step.
+    """Refuse exchanges that lose a rank's contribution to the step: no replica holds any of it.
 
     A rank contributes its gradient, and by it its parameters. Gossip is taken to reach all of its scope in time.
 
@@ -68,7 +68,7 @@ def check_contributions(
 def _occasions(parameters: Sequence[Exchange], size: int) -> Iterator[list[Exchange]]:
     """Yield the exchanges of parameters that take place in a step, for steps of every kind.
 
-    Segments that are due at different steps are taken to be so in all exchanges alike.
+    It assumes that segments with different steps have them in all exchanges alike.
     """
     met: list[tuple[int, int]] = [(1, 0)]
     for exchange in parameters:
@@ -80,7 +80,7 @@ def _occasions(parameters: Sequence[Exchange], size: int) -> Iterator[list[Excha
 
 
 def _both(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int] | None:
-    """Return period and first of the steps that two series have in common; None where they have none."""
+    """Return period and first of two series' common steps; None if they have none."""
     (period, first), (other_period, other_first) = one, other
     steps = range(first, first + lcm(period, other_period), period)
     found = next((step for step in steps if (step - other_first) % other_period == 0), None)
@@ -103,13 +103,13 @@ def _check_step(exchanges: Sequence[Exchange], placement: Placement, segment: in
 
 
 def results(collective: Collective, values: Sequence[Hashable], leader: int) -> list[Hashable]:
-    """Return what each rank ends a collective with, as tokens that are equal where the bits are.
+    """Return each rank's result of a collective, as tokens that are equal where the bits are.
 
-    A token that is made of several is a tuple, which holds those whose ranks have a part in it.
+    A combined token is a tuple of the tokens of all ranks with a part in it.
 
     Args:
-        collective: what combines them.
-        values: a token for what each rank contributes.
+        collective: combines the values.
+        values: a token for each rank's contribution.
         leader: the rank that leads the segment.
     """
     traits = collective.traits
@@ -129,31 +129,31 @@ def outer_holders(exchange: Exchange, placement: Placement, segment: int) -> tup
     held = exchange.over.carriers(segment, placement)
     if exchange.collective.traits.ends is not Ends.OWN:
         return held
-    # Mixed, or stepped by rounds that others have yet to come to.
+    # Mixed, or stepped by rounds that others have not reached yet.
     return tuple((rank,) for ranks in held for rank in ranks)
 
 
 @dataclass(frozen=True)
 class _OwnValue:
-    """The token of what one rank contributes."""
+    """The token of one rank's contribution."""
 
     rank: int
 
 
 def _own_contributions(placement: Placement) -> list[Hashable]:
-    """Return what the ranks begin with: each its own."""
+    """Return the ranks' first tokens: each its own."""
     return [_OwnValue(rank) for rank in range(placement.size)]
 
 
 def _roles(exchanges: Iterable[Exchange], placement: Placement) -> Iterator[int]:
-    """Return numbers of segments: after the last, who carries and leads them repeats."""
+    """Return numbers of segments that cover all roles: beyond them, carriers and leaders repeat."""
     return iter(range(lcm(*(exchange.over.num_roles(placement) for exchange in exchanges))))
 
 
 def _after(
     exchange: Exchange, values: Sequence[Hashable], placement: Placement, segment: int
 ) -> list[Hashable]:
-    """Return what the ranks end an exchange with, by rank, of what they begin it with."""
+    """Return the tokens after an exchange, by rank, from those before it."""
     ended = list(values)
     for members in exchange.over.carriers(segment, placement):
         if not exchange.takes_place(len(members)):

@@ -22,7 +22,7 @@ PARAMETERS = "parameters"
 
 
 class Overlap(StrEnum):
-    """Computation that an exchange overlaps with."""
+    """The computation that an exchange overlaps with."""
 
     NONE = "none"
     BACKWARD = "backward"
@@ -30,20 +30,20 @@ class Overlap(StrEnum):
 
 
 class Every(StrEnum):
-    """Numbers of steps that depend on the number of ranks."""
+    """A number of steps that depends on the number of ranks."""
 
     LOG2_RANKS = "log2_ranks"
 
 
 class ProgressMode(StrEnum):
-    """Which thread advances an exchange that is under way."""
+    """The thread that advances an exchange under way."""
 
     INLINE = "inline"
     THREAD = "thread"
 
 
 class Buffers(StrEnum):
-    """What becomes of a model's buffers where its parameters are exchanged."""
+    """The treatment of a model's buffers where its parameters are exchanged."""
 
     OWN = "own"
     MEAN = "mean"
@@ -51,29 +51,29 @@ class Buffers(StrEnum):
 
 @dataclass(frozen=True)
 class Exchange(Configured):
-    """What crosses the wire once at one moment of a training step.
+    """An exchange between ranks at one moment of a training step.
 
     Attributes:
-        collective: how the contributions are combined.
-        over: among whom.
-        topology: who hears from whom, for the collectives that ask.
-        compressor: in what form values travel; None, in a config `none`, for whole.
-        segments: in what pieces.
-        every: it takes place every N steps, 1 or more; `log2_ranks` for ceil(log2 p) among p ranks, so that what an
-            allreduce's ceil(log2 p) messages cost is shared out over as many steps.
+        collective: the way to combine the contributions.
+        over: the ranks that take part.
+        topology: the graph of who sends to whom, for collectives that need one.
+        compressor: the form in which values travel; None, in a config `none`, for uncompressed.
+        segments: the way to cut the model into segments.
+        every: number of steps from one to the next, 1 or more; `log2_ranks` for ceil(log2 p) among p ranks, so that the
+            cost of an allreduce's ceil(log2 p) messages is spread over as many steps.
         overlap: the computation that it overlaps with.
-        progress: who advances its messages while the training thread computes: that thread itself, whenever a gradient
-            arrives and whenever it waits, or a progress thread.
-        outer: how the outer parameters step that the ranks keep; None where none are kept, and parameters themselves
-            are sent. With one, each rank sends its distance from them.
-        delay: how many steps after it was sent what has come is merged; at 0 in the same step.
-        merge: what becomes of parameters then.
+        progress: the thread that advances its messages while the training thread computes: that thread itself, whenever
+            a gradient arrives and whenever it waits, or a progress thread.
+        outer: the optimizer of the ranks' outer parameters; None where none are kept, and parameters themselves are
+            sent. With one, each rank sends its distance from them.
+        delay: number of steps from sending to merging; at 0 both are in the same step.
+        merge: the way to merge the result into the parameters.
         stagger: whether segments are due at different steps of the period, evenly spread, the last at its end.
-        offset: by how many steps all of them are due later, or earlier where it is negative.
+        offset: number of steps by which all of them are due later, or earlier if negative.
         buffers: whether the model's buffers (BatchNorm's statistics) stay each rank's own, or are set to their mean at
             the end of each period, when the last segment is sent.
-        offload: whether outer parameters, and what their optimizer remembers, lie in host memory, pinned for CUDA,
-            and not where the model is: a step of theirs takes copies there and back.
+        offload: whether outer parameters and their optimizer's state are in host memory, pinned for CUDA, not on the
+            model's device: their steps take copies there and back.
         slot: `gradients` or `parameters`; a Strategy sets it.
         index: place in the slot, from 0; the exchanges of a slot follow each other; a Strategy sets it.
     """
@@ -103,14 +103,14 @@ class Exchange(Configured):
             raise ValueError(f"delay must be 0 or more, not {self.delay}")
 
     def period(self, size: int) -> int:
-        """Return every how many steps it takes place among `size` ranks."""
+        """Return the number of steps from one exchange to the next among `size` ranks."""
         if isinstance(self.every, Every):
             return max(1, (size - 1).bit_length())  # ceil(log2 size), exactly
         return self.every
 
     @property
     def schedule(self) -> tuple[int | Every, bool, int]:
-        """What decides in which steps it takes place, for the same segments."""
+        """Return the choices that decide its steps, for the same segments."""
         return self.every, self.stagger, self.offset
 
     def is_due(self, step: int, segment: int, num_segments: int, size: int) -> bool:
@@ -125,23 +125,23 @@ class Exchange(Configured):
 
     @property
     def keeps_own(self) -> bool:
-        """Whether what is not sent of a rank's values stays there: of parameters, not of distances from outer ones."""
+        """Tell whether unsent values stay with the rank: parameters do, distances from outer ones do not."""
         return self.slot == PARAMETERS and self.outer is None
 
     @property
     def keeps_sent(self) -> bool:
-        """Whether what parameters were when their distance was sent is kept until they are merged."""
+        """Tell whether parameters from when their distance was sent are kept until they are merged."""
         return self.outer is not None and self.delay > 0 and self.merge.needs_sent
 
     def takes_place(self, num_ranks: int) -> bool:
-        """Return whether so many ranks have something to do: one alone steps outer parameters, too."""
+        """Return whether `num_ranks` ranks have something to do: one alone only steps outer parameters."""
         return num_ranks >= 2 or (num_ranks == 1 and self.outer is not None)
 
     def check_size(self, size: int) -> None:
-        """Refuse numbers of ranks for which one of its parts is not defined.
+        """Refuse numbers of ranks that one of its parts is not defined for.
 
         Raises:
-            ValueError: says what is.
+            ValueError: a part is not defined for it; says which numbers are possible.
         """
         self.collective.check_size(size)
         if self.topology is not None:
@@ -153,10 +153,10 @@ class Exchange(Configured):
             )
 
     def check_segments(self, num_segments: int, size: int) -> None:
-        """Refuse more segments than the period has steps, if each is to have one of its own.
+        """Refuse more segments than the period has steps, if each needs a step of its own.
 
         Raises:
-            ValueError: says how many there are.
+            ValueError: there are too many segments; says how many.
         """
         if self.stagger and num_segments > self.period(size):
             raise ValueError(
@@ -166,19 +166,19 @@ class Exchange(Configured):
 
     @property
     def name(self) -> str:
-        """The exchange's place as configs and messages write it, for instance `gradients.0`."""
+        """Return the exchange's place in configs and messages, for instance `gradients.0`."""
         return f"{self.slot}.{self.index}"
 
     @property
     def carries_weight(self) -> bool:
-        """Whether a push-sum weight travels with each segment, as weights can become other than 1."""
+        """Tell whether a push-sum weight travels with each segment, as weights can differ from 1."""
         topology = self.topology
         pushes = self.collective.traits.pushes_weight
         return pushes and topology is not None and not topology.rows_sum_to_one
 
     @property
     def choices(self) -> Choices:
-        """What its collective has to know of it."""
+        """Return the choices that its collective has to know."""
         return Choices(
             self.name, self.slot, self.topology, self.compressor, self.over.leader, keeps_own=self.keeps_own
         )

@@ -1,4 +1,4 @@
-"""Exchanges and chains of compressors written in Python, which are read, and checked, as a file's would be."""
+"""Exchanges and chains of compressors written in Python, read and checked as a file's are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def exchange(collective: Collective | Written, **choices: Any) -> Exchange:
     Args:
         collective: a component, its name, or a mapping with its name and fields.
         choices: the other keys of an exchange, such as `over`, `compressor`, `segments`, `every`, `overlap`; components
-            likewise, everything else as a config has it.
+            likewise, other values as in a config.
 
     Raises:
         ConfigError: a key, a type or a value that is not allowed; names given and allowed.
@@ -36,14 +36,14 @@ def exchange(collective: Collective | Written, **choices: Any) -> Exchange:
 
 
 def chain(*compressors: Compressor | Written) -> Compressor:
-    """Return compressors within each other, the outermost first, the one that gives messages their form last.
+    """Return nested compressors, given from the outermost to the innermost, which makes the messages.
 
     Args:
         compressors: components, their names, or mappings with their names and fields:
             `chain("momentum_correction", "error_feedback", {"name": "topk", "density": 0.01})`.
 
     Raises:
-        ConfigError: one of them is none, or one that is not the last holds no other.
+        ConfigError: one of them is no compressor, or one that is not the last takes no inner one.
     """
     where = _location("hocket.chain", list(compressors))
     compressor: Compressor = build_component(Kind.COMPRESSOR, where, default_registry())

@@ -15,11 +15,11 @@ __all__ = ["SampleShuffle", "SampleStream"]
 
 
 class SampleStream(ABC):
-    """Batches to train on, with a position that a checkpoint can keep.
+    """A stream of batches to train on, with a position that a checkpoint can keep.
 
     Each iteration is an epoch, which all ranks begin together and leave at its end, or after the same number of
-    batches. A batch has been used when the next one is asked for, when the next epoch begins, or when the stream is
-    closed; it can be sent on then. So whoever trains reads no batch ahead.
+    batches. A batch is used when the next one is requested, when the next epoch begins, or when the stream is closed;
+    it can be sent on then. So a training loop reads no batch ahead.
     """
 
     @abstractmethod
@@ -36,21 +36,22 @@ class SampleStream(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, tensors and plain values by name.
+        """Return the state for a resumed run, tensors and plain values by name.
 
-        Saved after an epoch's last batch, it is that epoch's end: what is resumed there yields nothing at first.
+        Saved after an epoch's last batch, it is that epoch's end: a stream that is resumed there yields no batch at
+        first.
         """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned on this rank, with a new loader and before the first epoch."""
+        """Continue from a result of `state_dict` on this rank, with a new loader and before the first epoch."""
 
     def close(self) -> None:  # noqa: B027 (nothing to give back where nothing is sent)
-        """Receive what others have sent, and give back what the stream holds; collective."""
+        """Receive samples that others have sent, and close the stream; collective."""
 
 
 class SampleShuffle(Configured, ABC):
-    """How samples move between ranks; a frozen dataclass whose fields are its configuration."""
+    """A movement of samples between ranks; a frozen dataclass whose fields are its configuration."""
 
     @abstractmethod
     def wrap(self, loader: Any, peer: Peer, epoch: int = 0) -> SampleStream:
@@ -58,6 +59,6 @@ class SampleShuffle(Configured, ABC):
 
         Args:
             loader: any iterable of batches, of this rank's share.
-            peer: this rank's endpoint, among all that exchange samples.
+            peer: this rank's endpoint among the ranks that exchange samples.
             epoch: the first one's number; more than 0 where earlier epochs had other loaders, whose streams are closed.
         """

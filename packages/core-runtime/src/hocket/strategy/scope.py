@@ -1,4 +1,4 @@
-"""Among whom an exchange takes place."""
+"""The scopes of exchanges: the ranks that take part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Placement:
-    """Which host each rank is on.
+    """The placement of ranks on hosts.
 
     Attributes:
         hosts: by rank, the number of its host; hosts are numbered in the order of their first rank.
@@ -33,7 +33,7 @@ class Placement:
 
     @classmethod
     def of_counts(cls, counts: Sequence[int]) -> Placement:
-        """Return the placement on hosts of which each has so many ranks, one host after the other."""
+        """Return the placement on hosts with these numbers of ranks, one host after the other."""
         return cls(tuple(host for host, ranks in enumerate(counts) for _ in range(ranks)))
 
     @classmethod
@@ -44,20 +44,20 @@ class Placement:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Return the number of ranks."""
         return len(self.hosts)
 
 
 class GroupBy(StrEnum):
-    """What makes ranks a group."""
+    """A property that makes ranks a group."""
 
     HOST = "host"
 
 
 class Scope(Configured, ABC):
-    """Ranks among which an exchange takes place; a frozen dataclass whose fields are its configuration.
+    """The ranks that take part in an exchange; a frozen dataclass whose fields are its configuration.
 
-    Pure: every rank computes the same answer, and `plan` asks for any number of ranks.
+    It is pure: every rank computes the same result, and `plan` calls it for any number of ranks.
     """
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Scope(Configured, ABC):
         """Return the disjoint sets of ranks that exchange among themselves, each in the order of its ranks.
 
         Raises:
-            ValueError: the scope is not defined for so many ranks; says for which it is.
+            ValueError: the scope is not defined for this number of ranks; says for which it is.
         """
 
     def carriers(self, segment: int, placement: Placement) -> tuple[Ranks, ...]:
@@ -77,7 +77,7 @@ class Scope(Configured, ABC):
         return 0
 
     def num_roles(self, placement: Placement) -> int:
-        """Return after how many segments `carriers` and `leader` repeat."""
+        """Return the number of segments after which `carriers` and `leader` repeat."""
         return 1
 
     def part_of(self, rank: int, placement: Placement) -> Ranks | None:
@@ -87,7 +87,7 @@ class Scope(Configured, ABC):
 
 @dataclass(frozen=True)
 class World(Scope):
-    """All ranks."""
+    """The scope of all ranks."""
 
     def parts(self, placement: Placement) -> tuple[Ranks, ...]:
         """Return one part: 0, 1, ..., size - 1."""
@@ -96,11 +96,11 @@ class World(Scope):
 
 @dataclass(frozen=True)
 class _Grouped(Scope):
-    """What groups and their leaders have in common: how the ranks are grouped.
+    """The base of scopes by groups: the grouping of ranks.
 
     Attributes:
-        size: ranks in a group, 1 or more; the last group is smaller where they do not come out even.
-        count: how many groups, 1 or more, of sizes that differ by one at most.
+        size: ranks in a group, 1 or more; the last group is smaller if the ranks do not divide evenly.
+        count: number of groups, 1 or more, of sizes that differ by one at most.
         by: `host`: the ranks of one host are a group.
         sharded: whether every member of a group leads a share of the segments, so that no leader's link is the
             bottleneck: in a group of m, member number s mod m leads segment number s. All groups must be of one
@@ -151,7 +151,7 @@ class _Grouped(Scope):
 
 @dataclass(frozen=True)
 class Group(_Grouped):
-    """The ranks of a group among themselves, all groups at once."""
+    """The scope of each group's ranks among themselves, all groups at once."""
 
     def parts(self, placement: Placement) -> tuple[Ranks, ...]:
         """Return the groups."""
@@ -160,7 +160,7 @@ class Group(_Grouped):
 
 @dataclass(frozen=True)
 class Leaders(_Grouped):
-    """One rank of each group among themselves: its first, or with `sharded` another one for each segment."""
+    """The scope of one rank from each group: its first, or with `sharded` another one for each segment."""
 
     def parts(self, placement: Placement) -> tuple[Ranks, ...]:
         """Return the first ranks of the groups; with `sharded` also the second ones, the third ones, ..."""

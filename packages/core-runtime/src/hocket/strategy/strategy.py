@@ -1,4 +1,4 @@
-"""A strategy: a composed, validated description of what crosses the wire in a training step."""
+"""A strategy: a composed and checked description of a training step's communication."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Phase", "Strategy"]
 
 @dataclass(frozen=True)
 class Phase:
-    """A strategy that takes another one's place.
+    """A later phase of a strategy, with a strategy of its own.
 
     Attributes:
-        step: how many steps have ended when it does, 0 or more.
-        strategy: without phases.
+        step: number of ended steps at its begin, 0 or more.
+        strategy: the phase's strategy, without phases.
     """
 
     step: int
@@ -33,15 +33,15 @@ class Phase:
 
 @dataclass(frozen=True)
 class Strategy:
-    """What crosses the wire at the moments of a training step.
+    """A strategy: the exchanges at each moment of a training step.
 
     `compose` makes and checks it; one that is made in Python is checked by `hocket.attach`, or by `compose(strategy)`:
 
         hocket.Strategy(gradients=(hocket.Exchange("allreduce", overlap="backward"),))
 
     Attributes:
-        name: what the recipe or file calls it. A label: strategies that send the same are equal.
-        samples: what moves samples between ranks, before the forward pass.
+        name: its name in the recipe or file, a label: strategies with the same exchanges are equal.
+        samples: the exchange of samples between ranks, before the forward pass.
         gradients: exchanges between backward and the optimizer's step.
         parameters: exchanges after the optimizer's step.
         phases: strategies that take its place later, by their first step, in order.
@@ -59,30 +59,30 @@ class Strategy:
             object.__setattr__(self, slot, tuple(placed))
 
     def at(self, step: int) -> Strategy:
-        """Return the strategy, without phases, that holds when `step` steps have ended."""
+        """Return the strategy, without phases, in force after `step` steps."""
         begun = [phase.strategy for phase in self.phases if phase.step <= step]
         return begun[-1] if begun else replace(self, phases=())
 
     @property
     def in_turn(self) -> tuple[Strategy, ...]:
-        """The strategy, and those that take its place later."""
+        """Return the strategy, and those of its later phases."""
         return (self, *(phase.strategy for phase in self.phases))
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """All exchanges, in the order of a step."""
+        """Return all exchanges, in the order of a step."""
         return (*self.gradients, *self.parameters)
 
     @property
     def outer(self) -> Exchange | None:
-        """The last exchange with outer parameters, whose values stand for the ranks' own; None where there is none."""
+        """Return the last exchange with outer parameters, which replace the ranks' own; None if there is none."""
         return next((exchange for exchange in reversed(self.parameters) if exchange.outer is not None), None)
 
     def keeps_replicas_equal(self, placement: Placement) -> bool:
         """Return whether replicas that begin equal are equal after every step, to the bit.
 
         Args:
-            placement: which ranks there are, and on which hosts.
+            placement: the ranks and their hosts.
         """
         return placement.size == 1 or replicas_stay_equal(self.gradients, self.parameters, placement)
 
@@ -90,18 +90,18 @@ class Strategy:
         """Return whether all ranks step with the same gradients, to the bit.
 
         Args:
-            placement: which ranks there are, and on which hosts.
+            placement: the ranks and their hosts.
         """
         return placement.size == 1 or replicas_stay_equal(self.gradients, (), placement)
 
     def check_size(self, placement: Placement) -> None:
-        """Refuse ranks for which a scope, a collective or a topology is not defined, or some of which train nobody.
+        """Refuse ranks that a part of the strategy is not defined for, or whose gradients would be lost.
 
         Args:
-            placement: which ranks there are, and on which hosts.
+            placement: the ranks and their hosts.
 
         Raises:
-            CompositionError: names the exchange and which sizes are possible, or whose gradients would be lost.
+            CompositionError: names the exchange and the possible sizes, or the ranks whose gradients would be lost.
         """
         for phase in self.phases:
             phase.strategy.check_size(placement)

@@ -1,4 +1,4 @@
-"""What of a strategy has no effect, as training ends before it."""
+"""Parts of a strategy that a run ends too early to reach."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from hocket.strategy.strategy import Phase, Strategy
 
 __all__ = ["unreached"]
 
-# The last steps' work is told of from this share of all steps on: a few steps are lost wherever training ends.
+# Lost last steps are reported from this share of all steps on: a few steps are lost wherever training ends.
 _MUCH = 0.1
 _LONGER = "raise steps or epochs"
 
 
 def unreached(strategy: Strategy, steps: int, ranks: int) -> Iterator[str]:
-    """Yield a sentence on each phase that never begins, each exchange that never takes place, and on lost steps.
+    """Yield a sentence on each phase that never begins, each exchange that never happens, and lost steps.
 
     Args:
         strategy: from step 0 on.
-        steps: after how many training ends, 1 or more.
-        ranks: how many train.
+        steps: number of steps of the training, 1 or more.
+        ranks: number of ranks.
     """
     phases = (Phase(0, strategy), *strategy.phases)
     ends = [*(phase.step for phase in strategy.phases), steps]

@@ -1,4 +1,4 @@
-"""Topologies, which say who hears from whom: the interface and core's own."""
+"""Topologies, the graphs of who sends to whom: the interface and core's own."""
 
 from hocket.arrays import MixingRows
 from hocket.topology.api import Neighbours, Topology

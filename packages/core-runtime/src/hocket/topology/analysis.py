@@ -1,4 +1,4 @@
-"""The speed at which a topology mixes: what its matrices make of the ranks' values after so many rounds.
+"""The speed at which a topology mixes: the effect of its matrices on the ranks' values over rounds.
 
 Shapes: K rounds, D draws, n ranks. J is the matrix of 1/n everywhere, the exact mean.
 
@@ -22,7 +22,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Mixing:
-    """How far a topology's products of matrices are from the mean, each the mean over draws.
+    """The distances of a topology's products of matrices from the exact mean, each averaged over draws.
 
     Attributes:
         second_eigenvalue: float64 [K], after 1, 2, ... K rounds.
@@ -41,7 +41,7 @@ def analyse(topology: Topology, size: int, rounds: int, draws: int = 32) -> Mixi
     Args:
         size: n, 2 or more; one that the topology is defined for.
         rounds: K, 1 or more.
-        draws: D; how many segments are looked at where the topology draws another graph for each.
+        draws: D; number of segments to analyse, where the topology draws a graph for each.
     """
     mixed = products(topology, size, rounds, draws)
     return Mixing(
@@ -72,22 +72,26 @@ def second_eigenvalue(mixed: Values) -> Values:
     """Return the second largest modulus of an eigenvalue of each matrix, [..., n, n] to [...].
 
     It bounds the error of one matrix applied again and again. Products of matrices that do not commute are not
-    normal, and may be further from J than it says: see `deviation`.
+    normal, and may be further from J: see `deviation`.
     """
     moduli: Values = np.sort(np.abs(np.linalg.eigvals(mixed)), axis=-1)
     return moduli[..., -2]
 
 
 def deviation(mixed: Values) -> Values:
-    """Return the spectral norm of M - J, [..., n, n] to [...]: the largest part of the ranks' differences that is left.
+    """Return the spectral norm of M - J, [..., n, n] to [...].
 
-    For a doubly stochastic M; otherwise how far from the mean the ranks can end is in it, too.
+    It is the largest remaining part of the ranks' differences.
+
+    This is for a doubly stochastic M; otherwise it includes the ranks' possible distance from the mean.
     """
     found: Values = np.linalg.norm(mixed - 1 / mixed.shape[-1], ord=2, axis=(-2, -1))
     return found
 
 
 def imbalance(mixed: Values) -> Values:
-    """Return the variance of the entries of M - J, [..., n, n] to [...]: 0 where all count the same everywhere."""
+    """Return the variance of the entries of M - J, [..., n, n] to [...].
+
+    It is 0 if all ranks count the same everywhere."""
     variance: Values = (mixed - 1 / mixed.shape[-1]).var(axis=(-2, -1))
     return variance

@@ -1,10 +1,10 @@
-"""The interface of topologies: pure functions that say who hears from whom, by round and segment.
+"""The interface of topologies: pure functions from round and segment to the graph of who sends to whom.
 
-Rank j's value enters rank i's with the weight W[i, j] of the mixing matrix W. Where W's columns sum to 1, what
-rank j gives away and keeps adds up to 1, and the ranks' sum is preserved. Where the rows sum to 1, each rank's
-result is an average. Where both do, W is doubly stochastic and the ranks' values approach their mean. Where only
-the columns do, push-sum divides by the weight that travelled along; where only the rows do, the ranks approach
-each other, but at a mean in which some of them count more than others.
+Rank j's value enters rank i's with the weight W[i, j] of the mixing matrix W. Where W's columns sum to 1, the shares
+that rank j gives away and keeps add up to 1, and the ranks' sum is preserved. Where the rows sum to 1, each rank's
+result is an average. Where both do, W is doubly stochastic and the ranks' values approach their mean. Where only the
+columns do, push-sum divides by the weight that travelled along; where only the rows do, the ranks approach each other,
+but at a mean in which some of them count more than others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Neighbours", "Topology", "neighbours_fault"]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Whom one rank talks to in one round.
+    """The neighbours of one rank in one round, with weights.
 
     Attributes:
         send_to: the ranks that receive this rank's value.
@@ -35,7 +35,7 @@ class Neighbours:
         self_weight: the weight of this rank's own value in its result.
 
     Raises:
-        ValueError: there are not as many weights as ranks to send to.
+        ValueError: the numbers of weights and of ranks to send to differ.
     """
 
     send_to: tuple[int, ...]
@@ -51,9 +51,9 @@ class Neighbours:
 
 
 class Topology(Configured, ABC):
-    """Who hears from whom; a frozen dataclass whose fields are its configuration.
+    """A topology, the graph of who sends to whom; a frozen dataclass whose fields are its configuration.
 
-    Pure: every rank computes the same answer from the same arguments, without a message.
+    It is pure: every rank computes the same result from the same arguments, without messages.
     """
 
     #: Whether W's rows sum to 1, for every size, round and segment. Where they do not, averaging needs push-sum.
@@ -67,12 +67,12 @@ class Topology(Configured, ABC):
 
     @property
     def doubly_stochastic(self) -> bool:
-        """Whether W's rows and columns sum to 1, so that averaging keeps the ranks' mean and leads to it."""
+        """Tell whether W's rows and columns sum to 1, so that averaging keeps the ranks' mean and leads to it."""
         return self.rows_sum_to_one and self.columns_sum_to_one
 
     @abstractmethod
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
-        """Return whom `rank` sends to and receives from.
+        """Return the ranks that `rank` sends to and receives from, with weights.
 
         Args:
             rank: 0 <= rank < size.
@@ -86,20 +86,20 @@ class Topology(Configured, ABC):
         """
 
     def check_size(self, size: int) -> None:
-        """Refuse a number of ranks for which the topology is not defined; by default none is refused.
+        """Refuse a number of ranks that the topology is not defined for; by default none is refused.
 
         Args:
             size: ranks in the exchange's scope, 1 or more.
 
         Raises:
-            ValueError: `size` is not possible; names it, says which sizes are, and what to use in its place.
+            ValueError: `size` is not possible; names it, the possible sizes, and an alternative.
         """
         return
 
     def mixing_rows(self, size: int, round: int, segment: int) -> MixingRows:
-        """Return what all ranks add up in one round, as `Mixer.start` takes it.
+        """Return the rows of W in one round, as `Mixer.start` takes them.
 
-        Asks for everybody's neighbours; a topology that knows all at once overrides it.
+        It asks for every rank's neighbours; a topology that knows all at once overrides it.
 
         Args:
             size, round, segment: as in `neighbours`.
@@ -137,13 +137,12 @@ class Topology(Configured, ABC):
 def neighbours_fault(
     topology: Topology, rank: int, size: int, neighbours_of: Callable[[int], Neighbours]
 ) -> str | None:
-    """Return where a rank's neighbours and weights break the contract of `Topology`; None where they do not.
+    """Return a sentence on how a rank's neighbours and weights break the contract of `Topology`; else None.
 
     Args:
-        topology: what it declares.
-        rank, size: whose neighbours are looked at, among how many ranks.
-        neighbours_of: what the topology answers, by rank, in one round for one segment; asked for the rank and its
-            neighbours.
+        topology: the topology.
+        rank, size: the rank to check, and the number of ranks.
+        neighbours_of: returns a rank's neighbours in one round for one segment; called for the rank and its neighbours.
     """
     own, who = neighbours_of(rank), f"rank {rank} of {size}"
     for name, others in (("send_to", own.send_to), ("receive_from", own.receive_from)):

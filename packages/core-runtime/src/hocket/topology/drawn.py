@@ -24,7 +24,7 @@ __all__ = ["IrregularDirected", "RandomMatching"]
 
 @dataclass(frozen=True)
 class RandomMatching(Topology):
-    """A uniformly drawn matching for each (round, segment): W[i, i] = W[i, j] = 1/2 where i and j are a pair.
+    """A uniformly drawn matching for each (round, segment): W[i, i] = W[i, j] = 1/2 for a pair i, j.
 
     Of an odd number of ranks one stays alone, with W[i, i] = 1. W is symmetric, doubly stochastic and a
     projection, W @ W = W. The expected W is (1/2) I + 1 / (2 (n - 1)) (J - I) for even n, J all ones.
@@ -42,7 +42,7 @@ class RandomMatching(Topology):
         draws.check_seed(self.seed)
 
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
-        """Return the rank's partner, or nobody."""
+        """Return the rank's partner, or no neighbour."""
         order = self._order(size, round, segment).tolist()
         place = order.index(rank) ^ 1
         if place == size:
@@ -69,10 +69,10 @@ class RandomMatching(Topology):
 
 @dataclass(frozen=True)
 class IrregularDirected(Topology):
-    """Every rank sends to the next one, and each other rank with chance `density`: another graph in each round.
+    """A directed random graph for each round: each rank sends to the next, and to others with chance `density`.
 
     W[i, j] = 1 / (1 + number of ranks that j sends to). W's columns sum to 1 and its rows do not, so that only
-    push-sum finds the mean. Meant to try that out: a graph like this has no other virtue.
+    push-sum finds the mean. It is meant for trying that out, and has no other use.
 
     Attributes:
         density: of the edges beside the ring's, 0 to 1.
@@ -93,7 +93,7 @@ class IrregularDirected(Topology):
         draws.check_seed(self.seed)
 
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
-        """Return whom this rank shares its value with, and who shares theirs with it."""
+        """Return the ranks that this one sends to, and those that send to it."""
         everybodys = _receivers(self.density, self.seed, size, round, segment)
         own = everybodys[rank]
         weight = 1 / (1 + len(own))
@@ -103,7 +103,7 @@ class IrregularDirected(Topology):
 
 @lru_cache(maxsize=64)
 def _receivers(density: float, seed: int, size: int, round: int, segment: int) -> tuple[tuple[int, ...], ...]:
-    """Return whom each rank sends to, by rank."""
+    """Return the ranks that each rank sends to, by rank."""
     edges = draws.words(size * size, "directed", seed, round, segment).reshape(size, size) < density * 2.0**64
     return tuple(
         tuple(to for to in range(size) if to != rank and (edges[rank, to] or to == (rank + 1) % size))

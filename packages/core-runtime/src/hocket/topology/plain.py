@@ -23,7 +23,7 @@ class Complete(Topology):
     differs_by_segment: ClassVar[bool] = False
 
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
-        """Return all other ranks, cyclically from the next one, so that nobody is everyone's first."""
+        """Return all other ranks, cyclically from the next one, so that no rank is first for all."""
         others = tuple((rank + step) % size for step in range(1, size))
         return Neighbours(
             send_to=others,
@@ -35,11 +35,13 @@ class Complete(Topology):
 
 @dataclass(frozen=True)
 class Ring(Topology):
-    """The bidirectional ring: W[i, i] = W[i, i - 1] = W[i, i + 1] = 1/3, indices modulo n, in every round.
+    """The bidirectional ring, with weights 1/3 for a rank and its two neighbours in every round.
 
-    Where the two neighbours are one (n = 2) the weights are 1/2, and alone (n = 1) it is 1: always 1 over the
-    number of different ranks that meet. W is symmetric and doubly stochastic. The second largest eigenvalue,
-    1/3 + 2/3 cos(2 pi / n), comes close to 1 as n grows: beyond some 16 ranks others mix faster.
+    W[i, i] = W[i, i - 1] = W[i, i + 1] = 1/3, indices modulo n.
+
+    Where the two neighbours are one (n = 2) the weights are 1/2, and alone (n = 1) it is 1: always 1 over the number of
+    different ranks. W is symmetric and doubly stochastic. The second largest eigenvalue, 1/3 + 2/3 cos(2 pi / n),
+    approaches 1 as n grows: beyond some 16 ranks other topologies mix faster.
     """
 
     differs_by_segment: ClassVar[bool] = False
@@ -59,7 +61,7 @@ class Ring(Topology):
 
 
 class Peers(StrEnum):
-    """To how many of its peers a rank sends in a round."""
+    """The number of peers that a rank sends to in a round."""
 
     ONE = "one"
     ALL = "all"
@@ -67,7 +69,9 @@ class Peers(StrEnum):
 
 @dataclass(frozen=True)
 class Exponential(Topology):
-    """The directed exponential graph: rank i's peers are i + 2**h modulo n, for h = 0 to ceil(log2 n) - 1.
+    """The directed exponential graph: rank i's peers are i + 2**h modulo n.
+
+    h is 0 to ceil(log2 n) - 1.
 
     With `peers: one`, round t sends to the peer of h = t mod ceil(log2 n), so W = (I + P) / 2 with P a cyclic
     shift. For n a power of two the product over ceil(log2 n) rounds is the exact mean. With `peers: all`, every

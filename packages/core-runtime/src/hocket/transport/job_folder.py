@@ -1,4 +1,4 @@
-"""A job's folder for its temporary files: removed at its end, or by the next job if its maker was killed."""
+"""A job's folder for temporary files: removed at its end, or by the next job if its maker was killed."""
 
 from __future__ import annotations
 

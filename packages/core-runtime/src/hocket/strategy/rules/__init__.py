@@ -1,4 +1,4 @@
-"""The rules of composition: which parts mean something together, and what to use in place of others.
+"""The rules of composition: refusals of meaningless combinations, with alternatives.
 
 A rule looks at one exchange or at a whole strategy and yields refusals. The rules are independent of each
 other and of the configuration that a strategy came from.
@@ -18,7 +18,7 @@ __all__ = ["Refusal", "refusals"]
 
 
 def refusals(strategy: Strategy) -> Iterator[Refusal]:
-    """Yield everything that is wrong with a strategy; nothing where it can be run."""
+    """Yield all faults of a strategy; none if it can be run."""
     for exchange in strategy.exchanges:
         for exchange_rule in (*EXCHANGE_RULES, *OUTER_RULES):
             yield from exchange_rule(exchange)

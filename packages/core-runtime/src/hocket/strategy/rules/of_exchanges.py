@@ -18,7 +18,7 @@ _OVERLAPS = {
 
 
 def collective_fits_slot(exchange: Exchange) -> Iterator[Refusal]:
-    """A collective declares the slots in which it means something."""
+    """Refuse a collective in a slot that it does not declare as meaningful."""
     slots = exchange.collective.traits.slots
     if exchange.slot not in slots:
         allowed = " or ".join(sorted(slots))
@@ -28,7 +28,7 @@ def collective_fits_slot(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def overlap_fits_slot(exchange: Exchange) -> Iterator[Refusal]:
-    """Gradients overlap with the backward that makes them, parameters with what follows the step."""
+    """Refuse overlaps of the other slot: gradients overlap with backward, parameters with computing after the step."""
     possible = _OVERLAPS[exchange.slot]
     if exchange.overlap not in possible:
         yield refuse(
@@ -39,7 +39,7 @@ def overlap_fits_slot(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def gradients_every_step(exchange: Exchange) -> Iterator[Refusal]:
-    """Steps with gradients that nobody exchanged let the replicas drift apart for good."""
+    """Refuse gradients that are not exchanged in every step, as replicas would drift apart for good."""
     if exchange.slot == GRADIENTS and exchange.every != 1:
         yield refuse(
             exchange,
@@ -51,7 +51,7 @@ def gradients_every_step(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def period_of_all_ranks(exchange: Exchange) -> Iterator[Refusal]:
-    """Exchanges that follow each other take place in the same steps, whatever the sizes of their scopes."""
+    """Refuse a period by number of ranks over scopes of different sizes, as following exchanges share their steps."""
     if isinstance(exchange.every, Every) and not isinstance(exchange.over, World):
         yield refuse(
             exchange,
@@ -62,7 +62,7 @@ def period_of_all_ranks(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def thread_fits_collective(exchange: Exchange) -> Iterator[Refusal]:
-    """Requests that the training thread's other waits advance, too, cannot be a progress thread's."""
+    """Refuse a progress thread for requests that the training thread's waits advance, too."""
     if exchange.progress is ProgressMode.THREAD and not exchange.collective.traits.threadable:
         yield refuse(
             exchange,
@@ -73,7 +73,7 @@ def thread_fits_collective(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def collective_carries_compressor(exchange: Exchange) -> Iterator[Refusal]:
-    """Some collectives carry no messages of compressors, and some add them in flight and cannot look into them."""
+    """Refuse a compressor that the collective does not carry, or cannot add in flight."""
     messages = exchange.collective.traits.messages
     if exchange.compressor is None:
         return
@@ -95,7 +95,7 @@ def collective_carries_compressor(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def answers_are_to_a_sum(exchange: Exchange) -> Iterator[Refusal]:
-    """What answers to the sum of all ranks' messages needs a collective that gives all of them that sum."""
+    """Refuse a compressor that answers to the sum of all messages where ranks do not get that sum."""
     traits, compressor = exchange.collective.traits, exchange.compressor
     if compressor is None or not compressor.traits.answers:
         return
@@ -111,7 +111,7 @@ def answers_are_to_a_sum(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def other_bases_are_gathered(exchange: Exchange) -> Iterator[Refusal]:
-    """Messages of another basis than values are added up before they are values."""
+    """Refuse messages of another basis with collectives that need values, as these are added up first."""
     traits, compressor = exchange.collective.traits, exchange.compressor
     if compressor is None or not compressor.traits.transforms:
         return
@@ -127,7 +127,7 @@ def other_bases_are_gathered(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def collective_takes_compressor(exchange: Exchange) -> Iterator[Refusal]:
-    """A collective may know more of its compressor than that it carries messages."""
+    """Refuse a compressor that its collective refuses by itself."""
     try:
         exchange.collective.check_compressor(exchange.compressor)
     except ValueError as error:
@@ -135,7 +135,7 @@ def collective_takes_compressor(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def topology_where_asked_for(exchange: Exchange) -> Iterator[Refusal]:
-    """A topology that nobody asks changes nothing, and a collective that asks needs one."""
+    """Refuse a topology that the collective ignores, and a missing one that it needs."""
     needs = exchange.collective.traits.needs_topology
     title = title_of(exchange.collective)
     if needs and exchange.topology is None:
@@ -147,7 +147,7 @@ def topology_where_asked_for(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def gossip_averages(exchange: Exchange) -> Iterator[Refusal]:
-    """Without push-sum, a matrix whose rows do not sum to 1 makes some ranks' values larger and others' smaller."""
+    """Refuse gossip without push-sum by a matrix whose rows do not sum to 1, which rescales ranks' values."""
     topology, traits = exchange.topology, exchange.collective.traits
     if topology is None or topology.rows_sum_to_one or traits.passive:
         return
@@ -168,7 +168,7 @@ def gossip_averages(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def parameters_keep_what_is_not_sent(exchange: Exchange) -> Iterator[Refusal]:
-    """What a round of parameters does not send is in them still: a residual would send it twice."""
+    """Refuse residuals of parameters: unsent values stay in the parameters, and would be sent twice."""
     compressor = exchange.compressor
     if exchange.slot != PARAMETERS or exchange.outer is not None:
         return
@@ -182,7 +182,7 @@ def parameters_keep_what_is_not_sent(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def summed_parameters_are_of_all(exchange: Exchange) -> Iterator[Refusal]:
-    """Of parameters that only some ranks have sent a sum is no mean."""
+    """Refuse sums of parameters that only some ranks have sent, which are no means."""
     compressor = exchange.compressor
     if not exchange.keeps_own or compressor is None:
         return
@@ -197,7 +197,7 @@ def summed_parameters_are_of_all(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def push_sum_is_not_compressed(exchange: Exchange) -> Iterator[Refusal]:
-    """A compressed push-sum would need the share of the weight that each coordinate carries."""
+    """Refuse compressed push-sum, which would need a weight for each coordinate."""
     if exchange.carries_weight and exchange.compressor is not None:
         yield refuse(
             exchange,
@@ -208,7 +208,7 @@ def push_sum_is_not_compressed(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def preparing_excludes_overlap(exchange: Exchange) -> Iterator[Refusal]:
-    """What looks at all gradients before the first is sent cannot start while backward still makes them."""
+    """Refuse overlap with backward for compressors that look at all gradients before the first is sent."""
     compressor = exchange.compressor
     if compressor is not None and compressor.traits.prepares and exchange.overlap == Overlap.BACKWARD:
         yield refuse(
@@ -220,7 +220,7 @@ def preparing_excludes_overlap(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def preparing_is_of_gradients(exchange: Exchange) -> Iterator[Refusal]:
-    """What clips looks at a step's gradients; parameters are not clipped."""
+    """Refuse clipping of parameters: it is for a step's gradients."""
     if exchange.compressor is not None and exchange.compressor.traits.prepares and exchange.slot != GRADIENTS:
         yield refuse(
             exchange,
@@ -231,7 +231,7 @@ def preparing_is_of_gradients(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def optimizer_terms_with_gradients(exchange: Exchange) -> Iterator[Refusal]:
-    """A compressor that takes over momentum corrects gradients; in parameters the step is already taken."""
+    """Refuse momentum correction of parameters: it corrects gradients, and their step is already taken."""
     if (
         exchange.compressor is not None
         and exchange.compressor.traits.applies_optimizer_terms

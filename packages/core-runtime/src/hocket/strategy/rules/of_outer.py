@@ -1,4 +1,4 @@
-"""Rules about outer parameters, delays and merges: what an exchange of parameters may make of what has come."""
+"""Rules about outer parameters, delays and merges: the uses of the result of an exchange of parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["OUTER_RULES"]
 
 
 def outer_is_of_parameters(exchange: Exchange) -> Iterator[Refusal]:
-    """Gradients are used up in the step that made them: nothing of them is kept, or comes later."""
+    """Refuse outer parameters, delays and merges of gradients, which are used up in their step."""
     if exchange.slot != GRADIENTS:
         return
     given = {
@@ -32,7 +32,7 @@ def outer_is_of_parameters(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def offload_is_of_outer(exchange: Exchange) -> Iterator[Refusal]:
-    """Host memory takes what is kept besides the model."""
+    """Refuse offload without outer parameters, as there is nothing to offload."""
     if exchange.slot != GRADIENTS and exchange.offload and exchange.outer is None:
         yield refuse(
             exchange, "offload", "there are no outer parameters to keep in host memory: leave it out"
@@ -40,7 +40,7 @@ def offload_is_of_outer(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def outer_steps_by_the_mean(exchange: Exchange) -> Iterator[Refusal]:
-    """Outer parameters stay equal as all ranks step them by the same mean, unless they are made to be mixed."""
+    """Refuse outer steps without an equal mean on all ranks, unless the outer optimizer mixes."""
     traits = exchange.collective.traits
     if exchange.outer is None or exchange.outer.mixes:
         return
@@ -63,7 +63,7 @@ def outer_steps_by_the_mean(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def buffers_are_averaged_by_all(exchange: Exchange) -> Iterator[Refusal]:
-    """A mean of buffers is over the ranks that share the exchange's result."""
+    """Refuse means of buffers where ranks do not share the exchange's result."""
     if exchange.slot == GRADIENTS or exchange.buffers is Buffers.OWN:
         return
     traits = exchange.collective.traits
@@ -84,7 +84,7 @@ def buffers_are_averaged_by_all(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def mixed_outer_is_gossip(exchange: Exchange) -> Iterator[Refusal]:
-    """Outer parameters that each rank has of its own are mixed with a neighbour's, whole."""
+    """Refuse outer parameters of each rank's own, except with uncompressed gossip."""
     if exchange.outer is None or not exchange.outer.mixes:
         return
     title = title_of(exchange.outer)
@@ -112,7 +112,7 @@ def mixed_outer_is_gossip(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def outer_loses_nothing(exchange: Exchange) -> Iterator[Refusal]:
-    """The outer parameters take the place of a rank's own, with whatever of these has not been sent."""
+    """Refuse outer parameters that would overwrite unsent values of a rank's own."""
     compressor = exchange.compressor
     if exchange.outer is None or compressor is None:
         return
@@ -126,7 +126,7 @@ def outer_loses_nothing(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def parameters_are_not_made_coarse(exchange: Exchange) -> Iterator[Refusal]:
-    """Of a few levels or directions parameters are no longer a model; their distances from outer ones may be."""
+    """Refuse parameters in a few levels or directions, which are no model; distances may travel so."""
     if exchange.slot != PARAMETERS or exchange.outer is not None:
         return
     if exchange.compressor is not None and exchange.compressor.traits.coarse:
@@ -139,7 +139,7 @@ def parameters_are_not_made_coarse(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def gathered_parameters_are_distances(exchange: Exchange) -> Iterator[Refusal]:
-    """A mean of messages is no mean of the parameters that did not travel."""
+    """Refuse gathered sparse parameters, as a mean of messages is no mean of unsent parameters."""
     traits = exchange.collective.traits
     if exchange.slot != PARAMETERS or exchange.outer is not None:
         return
@@ -153,7 +153,7 @@ def gathered_parameters_are_distances(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def late_parameters_are_distances(exchange: Exchange) -> Iterator[Refusal]:
-    """Parameters that come in a later round are of another step, and those of some ranks only are no mean."""
+    """Refuse parameters by collectives that deliver late or in part: they are of another step, or no mean."""
     if exchange.slot != PARAMETERS or exchange.outer is not None:
         return
     if not exchange.collective.traits.divides_by_weight:
@@ -166,7 +166,7 @@ def late_parameters_are_distances(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def delay_hides_by_itself(exchange: Exchange) -> Iterator[Refusal]:
-    """What comes steps later is hidden by those steps."""
+    """Refuse overlap besides a delay, which already hides the exchange behind whole steps."""
     if exchange.delay and exchange.overlap is not Overlap.NONE:
         yield refuse(
             exchange,
@@ -176,7 +176,7 @@ def delay_hides_by_itself(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def delay_fits_period(exchange: Exchange) -> Iterator[Refusal]:
-    """A segment is under way once at a time, and after a blend nothing is left of the steps before it."""
+    """Refuse delays that exceed the period, or equal it with a blend, which would undo all steps."""
     if isinstance(exchange.every, Every):
         return
     if exchange.delay > exchange.every:
@@ -196,7 +196,7 @@ def delay_fits_period(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def offset_is_within_period(exchange: Exchange) -> Iterator[Refusal]:
-    """An offset moves an exchange within its period."""
+    """Refuse an offset beyond the period."""
     every = exchange.every
     if exchange.offset and (isinstance(every, Every) or abs(exchange.offset) >= every):
         yield refuse(
@@ -207,7 +207,7 @@ def offset_is_within_period(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def stagger_has_steps(exchange: Exchange) -> Iterator[Refusal]:
-    """Fragments that are due at different steps need as many of them."""
+    """Refuse staggering over a period with too few steps."""
     cut, every = exchange.segments, exchange.every
     if exchange.stagger and isinstance(cut, Fragments) and isinstance(every, int) and cut.count > every:
         yield refuse(
@@ -219,7 +219,7 @@ def stagger_has_steps(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def blend_is_of_averages(exchange: Exchange) -> Iterator[Refusal]:
-    """A blend is between a rank's parameters and an average of all."""
+    """Refuse a blend with a result that is no average, or that would undo steps of left-out parameters."""
     if not isinstance(exchange.merge, Blend):
         return
     traits = exchange.collective.traits
@@ -252,7 +252,7 @@ def blend_is_of_averages(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def push_sum_is_in_order(exchange: Exchange) -> Iterator[Refusal]:
-    """Push-sum multiplies a segment's parameters where they lie, as one piece of memory."""
+    """Refuse push-sum of fragments, as it multiplies a segment's parameters as one piece of memory."""
     if exchange.carries_weight and isinstance(exchange.segments, Fragments):
         yield refuse(
             exchange,

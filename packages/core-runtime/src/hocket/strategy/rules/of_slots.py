@@ -15,7 +15,7 @@ __all__ = ["SLOT_RULES"]
 
 
 def gradients_pass_on_segments(strategy: Strategy) -> Iterator[Refusal]:
-    """The exchanges of gradients follow each other segment by segment, in the moment that the first one chose."""
+    """Refuse later exchanges of gradients with segments, overlap or terms of their own: they follow the first one's."""
     for exchange in strategy.gradients[1:]:
         first = strategy.gradients[0]
         if exchange.segments != first.segments:
@@ -45,7 +45,7 @@ def gradients_pass_on_segments(strategy: Strategy) -> Iterator[Refusal]:
 
 
 def leaders_are_heard(strategy: Strategy) -> Iterator[Refusal]:
-    """What only the leaders of groups exchange has to reach their groups."""
+    """Refuse results that only the leaders of groups would get."""
     for slot in (strategy.gradients, strategy.parameters):
         for exchange in slot:
             following = slot[exchange.index + 1] if exchange.index + 1 < len(slot) else None
@@ -78,7 +78,7 @@ def leaders_are_heard(strategy: Strategy) -> Iterator[Refusal]:
 
 
 def gradients_begin_with_all(strategy: Strategy) -> Iterator[Refusal]:
-    """A rank's own gradient enters through the first exchange, so every rank takes part in that."""
+    """Refuse a first exchange of gradients without all ranks, as a rank's own gradient enters there."""
     for exchange in strategy.gradients[:1]:
         if isinstance(exchange.over, Leaders):
             yield refuse(
@@ -96,7 +96,7 @@ def gradients_begin_with_all(strategy: Strategy) -> Iterator[Refusal]:
 
 
 def reduced_values_go_on(strategy: Strategy) -> Iterator[Refusal]:
-    """What only a root has is of no use at the end of a slot."""
+    """Refuse a slot that ends with a result on a root alone."""
     for slot in (strategy.gradients, strategy.parameters):
         for exchange in slot[-1:]:
             if exchange.collective.traits.ends is Ends.ROOT:
@@ -109,7 +109,7 @@ def reduced_values_go_on(strategy: Strategy) -> Iterator[Refusal]:
 
 
 def push_sum_is_alone(strategy: Strategy) -> Iterator[Refusal]:
-    """A second exchange of parameters would mix values whose weights differ."""
+    """Refuse push-sum with a second exchange of parameters, which would mix values of different weights."""
     for exchange in strategy.parameters:
         if exchange.carries_weight and len(strategy.parameters) > 1:
             yield refuse(
@@ -121,7 +121,7 @@ def push_sum_is_alone(strategy: Strategy) -> Iterator[Refusal]:
 
 
 def own_coordinates_need_an_average(strategy: Strategy) -> Iterator[Refusal]:
-    """Parameters of which each rank sends other ones never agree, unless all are averaged now and then."""
+    """Refuse parameters with each rank's own coordinates unless all are averaged now and then."""
     for exchange in strategy.parameters:
         averaged = any(
             other.collective.traits.equal_result
@@ -142,7 +142,7 @@ def own_coordinates_need_an_average(strategy: Strategy) -> Iterator[Refusal]:
 
 
 def overlap_comes_last(strategy: Strategy) -> Iterator[Refusal]:
-    """An exchange of parameters begins with what the one before has left, so only the last can stay under way."""
+    """Refuse overlap or delay except in the last exchange of parameters, as each needs the one before."""
     for exchange in strategy.parameters[:-1]:
         following = f"{PARAMETERS}.{exchange.index + 1}"
         if exchange.overlap != Overlap.NONE:
@@ -161,7 +161,7 @@ def overlap_comes_last(strategy: Strategy) -> Iterator[Refusal]:
 
 
 def _flow_of_due(exchange: Exchange) -> str:
-    """Write when an exchange is due, besides its period, as a config does."""
+    """Return the keys of an exchange's due steps besides its period, as in a config."""
     stagger = ", stagger: true" if exchange.stagger else ""
     return stagger + (f", offset: {exchange.offset}" if exchange.offset else "")
 

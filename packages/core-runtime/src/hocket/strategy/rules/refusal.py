@@ -1,4 +1,4 @@
-"""Reasons for which a strategy is refused, and how they name its parts."""
+"""Refusals of strategies, with the names of their parts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Refusal", "flow", "refuse", "title_of"]
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a strategy means nothing.
+    """A refusal of a strategy: the field at fault and the reason.
 
     Attributes:
         key: the exchange and field at fault, for instance `gradients.0.overlap`.
-        reason: what is wrong, and the nearest thing that works.
+        reason: the fault, and the nearest thing that works.
     """
 
     key: str
@@ -30,13 +30,13 @@ def refuse(exchange: Exchange, field: str, reason: str) -> Refusal:
 
 
 def title_of(component: object) -> str:
-    """Name a component as a config does, with its fields: `allreduce`, `bytes (size_mb: 25.0)`."""
+    """Return a component's name as in a config, with its fields: `allreduce`, `bytes (size_mb: 25.0)`."""
     fields = ", ".join(f"{key}: {_plain(value)}" for key, value in telling_fields(component).items())
     return component_name(component) + (f" ({fields})" if fields else "")
 
 
 def flow(component: object) -> str:
-    """Write a component as it can stand in a config, on one line: `{name: group, size: 4}`."""
+    """Return a component as in a config, on one line: `{name: group, size: 4}`."""
     fields = telling_fields(component)
     name = component_name(component)
     return (
