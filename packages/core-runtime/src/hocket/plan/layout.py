@@ -34,11 +34,11 @@ class Layout(SegmentShape):
 
     Attributes:
         spans: its parameters and their offsets.
-        trailer_numel: how many numbers travel behind the data.
-        own_outgoing: whether what is sent has a buffer of its own, and is not sent from the parameters' own.
-        own_incoming: whether what comes back has another buffer than what is sent.
-        casts: whether what came back is kept a second time, in the parameters' own dtype.
-        num_kept: how many values are kept besides each parameter, in the dtype of the wire.
+        trailer_numel: number of values that travel behind the data.
+        own_outgoing: whether sent data have a buffer of their own, and are not sent from the parameters' memory.
+        own_incoming: whether results have another buffer than sent data.
+        casts: whether results are kept a second time, in the parameters' own dtype.
+        num_kept: number of values kept besides each parameter, in the dtype of the wire.
     """
 
     spans: tuple[ParameterSpan, ...]

@@ -135,10 +135,10 @@ def find_mpiexec() -> Mpiexec:
             f"no mpiexec found: {how_to_install('hocket-core', 'mpi')} brings one, or use --transport torch "
             "or virtual, which need none"
         )
-    version = subprocess.run(
+    answer = subprocess.run(
         [path, "--version"], env={**os.environ, **home()}, capture_output=True, text=True, check=False
     )
-    text = (version.stdout + version.stderr).strip()
+    text = (answer.stdout + answer.stderr).strip()
     if "Open MPI" in text or "prterun" in text or "PRRTE" in text:
         return Mpiexec(path, "openmpi", text.splitlines()[0])
     if "HYDRA" in text:
