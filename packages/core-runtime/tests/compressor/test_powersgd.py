@@ -222,7 +222,7 @@ def test_a_plan_has_the_bytes_of_both_messages() -> None:
             ),
             "algorithm: native",
         ),
-        (("periodic_average", "parameters.0.compressor={name: powersgd}"), "leaves little of what is sent"),
+        (("periodic_average", "parameters.0.compressor={name: powersgd}"), "keeps little of the values"),
         (
             (
                 "periodic_average",

@@ -88,10 +88,10 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("parameters", {"progress": "thread"}, "progress", ["allreduce is advanced by the training thread", "use inline, or gossip"]),
         ("gradients", {"collective": "reduce"}, "collective", ["only the root would have the mean", "allreduce"]),
         ("parameters", {"collective": "reduce"}, "collective", ["only the root would have the mean", "broadcast"]),
-        ("parameters", {"collective": "sparse_allreduce"}, "collective", ["mean of what has travelled", "use it in gradients, or with an outer"]),
-        ("gradients", {"over": {"name": "leaders", "size": 2}}, "over", ["those who lead nothing", "group or world"]),
-        ("parameters", {"over": {"name": "leaders", "size": 2}}, "over", ["would not hear of it", "{collective: broadcast, over: {name: group, size: 2}, segments: {name: bytes, size_mb: 25.0}, every: 1}"]),
-        ("parameters", {"collective": "gossip", "topology": "irregular_directed"}, "topology", ["does not add up to 1", "push_sum: true"]),
+        ("parameters", {"collective": "sparse_allreduce"}, "collective", ["mean of sent values", "use it in gradients, or with an outer"]),
+        ("gradients", {"over": {"name": "leaders", "size": 2}}, "over", ["ranks that lead no group", "group or world"]),
+        ("parameters", {"over": {"name": "leaders", "size": 2}}, "over", ["would not get the result", "{collective: broadcast, over: {name: group, size: 2}, segments: {name: bytes, size_mb: 25.0}, every: 1}"]),
+        ("parameters", {"collective": "gossip", "topology": "irregular_directed"}, "topology", ["do not add up to 1", "push_sum: true"]),
         ("gradients", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed"}, "topology", ["gradients have none"]),
         ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed", "compressor": "bf16"}, "compressor", ["push-sum weight is of the whole segment"]),
         ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "topk"}, "compressor", ["coordinates of its own", "shared_random"]),
@@ -108,14 +108,14 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("parameters", {"outer": SGD, "collective": {"name": "gossip", "push_sum": True}, "topology": "exponential"}, "outer", ["would drift apart"]),
         ("parameters", {"outer": SGD, "compressor": "shared_random"}, "compressor", ["would be lost", "error_feedback"]),
         ("parameters", {"outer": SGD, "collective": "sparse_allreduce", "compressor": "topk"}, "compressor", ["topk", "would be lost", "error_feedback"]),
-        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "levels"}, "compressor", ["leaves little of what is sent", "outer"]),
+        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "levels"}, "compressor", ["keeps little of the values", "outer"]),
         ("parameters", {"delay": 1, "overlap": "forward"}, "overlap", ["with delay 1 the steps that follow hide it", "use none"]),
         ("parameters", {"delay": 3, "every": 2}, "delay", ["3 steps are longer", "use 2 or less"]),
         ("parameters", {"delay": 2, "every": 2, "merge": BLEND}, "merge", ["overwrites them", "shorter delay, or merge: add"]),
         ("parameters", {"every": 4, "offset": -4}, "offset", ["-4 is no part of a period of 4 steps"]),
         ("parameters", {"every": "log2_ranks", "offset": 1}, "offset", ["1 is no part of a period of log2_ranks"]),
         ("parameters", {"every": 3, "stagger": True, "segments": {"name": "fragments", "count": 4}}, "stagger", ["4 fragments need as many steps"]),
-        ("parameters", {"collective": "broadcast", "merge": BLEND}, "merge", ["broadcast gives is no average", "merge: add"]),
+        ("parameters", {"collective": "broadcast", "merge": BLEND}, "merge", ["result of broadcast is no average", "merge: add"]),
         ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "exponential", "merge": BLEND}, "merge", ["no average"]),
         ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed", "segments": {"name": "fragments", "count": 2}}, "segments", ["lie side by side", "use layers"]),
         ("parameters", {"overlap": "backward"}, "overlap", ["parameters cannot", "use none or forward"]),
@@ -247,12 +247,12 @@ def test_leaders_are_heard_in_the_steps_in_which_they_exchange(fields: dict[str,
     leaders = exchange(over={"name": "leaders", **group}, every=4, outer=SGD)
     heard = {"collective": "broadcast", "over": {"name": "group", **group}, "every": 4}
     assert not list(refusals(compose({"parameters": [leaders, heard]})))
-    with pytest.raises(CompositionError, match="would not hear of it"):
+    with pytest.raises(CompositionError, match="would not get the result"):
         compose({"parameters": [{**leaders, **fields}, heard]})
 
 
 def test_only_the_last_exchange_may_be_delayed() -> None:
-    with pytest.raises(CompositionError, match=r"parameters\.0\.delay: it is under way still"):
+    with pytest.raises(CompositionError, match=r"parameters\.0\.delay: it is still under way"):
         compose({"parameters": [exchange(every=4, delay=1), exchange()]})
 
 

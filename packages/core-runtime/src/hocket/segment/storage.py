@@ -218,8 +218,8 @@ class ParameterStorage:
                     "or before the optimizer is built"
                 )
             raise ReplacedError(
-                f"parameter {name} was {_what_became(parameter, now)} after attach, and the session holds what was "
-                "there before. Close the session and attach again"
+                f"parameter {name} was {_what_became(parameter, now)} after attach, but the session still holds the "
+                "earlier ones. Close the session and attach again"
             )
 
     def _check_memory(self) -> None:

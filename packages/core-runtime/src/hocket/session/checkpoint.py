@@ -333,7 +333,7 @@ def _state_of_given(name: str, given: Any) -> Any:
 
 def _warn_of_incomplete(folder: Path) -> None:
     for left in folders.incomplete(folder):
-        _log.warning("%s is incomplete, a save or a copy was cut off: it is left out", left)
+        _log.warning("%s is incomplete, as a save or a copy was cut off: it is left out", left)
 
 
 def _versions() -> dict[str, str]:

@@ -140,7 +140,7 @@ class SessionData:
         if current.num_steps == 0:
             _log.warning(
                 "rank %d: a pass over session.data gave no batch on any rank. An iterator (zip, map, a generator) can "
-                "be read once: make it anew for each pass",
+                "be read once only: make it anew for each pass",
                 self._session.rank,
             )
         elif current.reading.unweighed and self._weight is None:

@@ -227,8 +227,8 @@ class GradientSync:
             )
         if torch.is_grad_enabled():
             raise SessionError(
-                "backward(create_graph=True): a gradient that ranks exchange has no graph behind it any more, so that "
-                "nobody can differentiate it again. Take the graph with torch.autograd.grad(loss, inputs, "
+                "backward(create_graph=True): an exchanged gradient has no graph behind it any more, so it cannot be "
+                "differentiated again. Take the graph with torch.autograd.grad(loss, inputs, "
                 "create_graph=True), call backward() without it, or take a strategy that leaves gradients alone (dpsgd)"
             )
         contribution = self._begin()

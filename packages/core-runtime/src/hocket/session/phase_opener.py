@@ -189,7 +189,9 @@ class PhaseOpener:
                 "%s: the model's %d buffers (BatchNorm's statistics) stay each rank's own until a consensus%s",
                 exchange.name,
                 len(left),
-                "" if isinstance(exchange.over, Leaders) else cure,  # leaders' members would not hear of it
+                ""
+                if isinstance(exchange.over, Leaders)
+                else cure,  # the leaders' groups would not get the mean
             )
         return False
 

@@ -121,8 +121,8 @@ def other_bases_are_gathered(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "collective",
-            f"{title_of(compressor)} sends another basis than values, of which {title_of(exchange.collective)} would "
-            "make values message by message: use sparse_allreduce",
+            f"{title_of(compressor)} sends messages in another basis, which {title_of(exchange.collective)} would turn "
+            "into values one by one: use sparse_allreduce",
         )
 
 
@@ -155,7 +155,7 @@ def gossip_averages(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "topology",
-            f"what a rank receives over {title_of(topology)} and keeps does not add up to 1, so it is no average: use "
+            f"the weights of a rank's result over {title_of(topology)} do not add up to 1, so it is no average: use "
             "push_sum: true with it, or one of ring, exponential and random_matching",
         )
     elif exchange.slot == GRADIENTS:
@@ -191,8 +191,8 @@ def summed_parameters_are_of_all(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"of parameters that {title_of(compressor)} sends on some ranks only {title_of(exchange.collective)} "
-            "gives no mean: use shared_random, by which all ranks send the same",
+            f"{title_of(exchange.collective)} gives no mean of parameters that {title_of(compressor)} sends on some "
+            "ranks only: use shared_random, by which all ranks send the same",
         )
 
 

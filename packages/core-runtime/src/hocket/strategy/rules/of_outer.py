@@ -78,7 +78,7 @@ def buffers_are_averaged_by_all(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "buffers",
-            "leaders would average theirs, and the ranks that they lead would not hear of it: use buffers: own, or "
+            "leaders would average theirs, and their groups would not get the result: use buffers: own, or "
             "over: world",
         )
 
@@ -106,8 +106,8 @@ def mixed_outer_is_gossip(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "over",
-            f"with {title} outer parameters differ between ranks, and those who lead nothing have none for the mean: "
-            "use world or group",
+            f"with {title} outer parameters differ between ranks, and ranks that lead no group have none for the "
+            "mean: use world or group",
         )
 
 
@@ -120,8 +120,8 @@ def outer_loses_nothing(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"what {title_of(compressor)} does not send of a rank's distance would be lost when the outer parameters "
-            "take its place: use {name: error_feedback, compressor: ...} around it",
+            f"the part of a rank's distance that {title_of(compressor)} does not send would be lost when the outer "
+            "parameters replace it: use {name: error_feedback, compressor: ...} around it",
         )
 
 
@@ -133,7 +133,7 @@ def parameters_are_not_made_coarse(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(exchange.compressor)} leaves little of what is sent, and here those are parameters "
+            f"{title_of(exchange.compressor)} keeps little of the values, and here these are parameters "
             "themselves: use fp16, or give the exchange an outer optimizer, by which distances are sent",
         )
 
@@ -147,7 +147,7 @@ def gathered_parameters_are_distances(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "collective",
-            f"{title_of(exchange.collective)} gives the mean of what has travelled, and parameters that have not would "
+            f"{title_of(exchange.collective)} gives the mean of sent values, and parameters that were not sent would "
             "be lost: use it in gradients, or with an outer ({name: sgd, lr: 1.0}), by which distances are sent",
         )
 
@@ -160,8 +160,8 @@ def late_parameters_are_distances(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "collective",
-            f"what comes too late for a round of {title_of(exchange.collective)} joins the next, and of parameters "
-            "that is no mean: use it in gradients, or with an outer ({name: sgd, lr: 1.0}), to send distances",
+            f"{title_of(exchange.collective)} adds late contributions to the next round, which for parameters gives "
+            "no mean: use it in gradients, or with an outer ({name: sgd, lr: 1.0}), to send distances",
         )
 
 
@@ -234,7 +234,7 @@ def blend_is_of_averages(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "merge",
-            f"what {title_of(exchange.collective)} gives is no average of parameters that could be blended: use "
+            f"the result of {title_of(exchange.collective)} is no average of parameters to blend with: use "
             "merge: add, or allreduce or gossip without push_sum",
         )
     elif (

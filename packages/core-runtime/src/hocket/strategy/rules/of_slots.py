@@ -64,7 +64,7 @@ def leaders_are_heard(strategy: Strategy) -> Iterator[Refusal]:
                 yield refuse(
                     exchange,
                     "over",
-                    "the other members of the groups would not hear of it: let an exchange {collective: broadcast, "
+                    "the other members of the groups would not get the result: let an exchange {collective: broadcast, "
                     f"over: {flow(group)}, segments: {flow(exchange.segments)}, every: {exchange.every}"
                     f"{_flow_of_due(exchange)}}} follow",
                 )
@@ -84,7 +84,7 @@ def gradients_begin_with_all(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "over",
-                "the gradients of those who lead nothing would be lost: begin with an exchange over group or world",
+                "the gradients of ranks that lead no group would be lost: begin with an exchange over group or world",
             )
         if exchange.collective.traits.ends is Ends.COPY:
             yield refuse(
@@ -115,8 +115,8 @@ def push_sum_is_alone(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "topology",
-                f"{title_of(exchange.topology)} needs push-sum weights, of which other exchanges of parameters know "
-                "nothing: use a doubly stochastic topology here (ring, exponential, random_matching)",
+                f"{title_of(exchange.topology)} needs push-sum weights, which other exchanges of parameters do not "
+                "have: use a doubly stochastic topology here (ring, exponential, random_matching)",
             )
 
 
@@ -136,7 +136,7 @@ def own_coordinates_need_an_average(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "compressor",
-                f"with {title_of(exchange.compressor)} each rank sends coordinates of its own, by which replicas never "
+                f"with {title_of(exchange.compressor)} each rank sends coordinates of its own, so that replicas never "
                 "agree: use shared_random, or add {collective: allreduce, over: world, every: 100}",
             )
 
@@ -156,7 +156,7 @@ def overlap_comes_last(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "delay",
-                f"it is under way still when {following} begins: use 0 here, and delay the last one",
+                f"it is still under way when {following} begins: use 0 here, and delay the last one",
             )
 
 
