@@ -45,7 +45,7 @@ class Attendance:
                     task.error = self.error(task)
                     timeline.make_ready(task, timeline.now_s)
 
-        timeline.call_at(timeline.now_s + HEARD_AFTER_S, hear)
+        timeline.call_at(timeline.now_s + HEARD_AFTER_S, notify)
 
     def error(self, task: ScheduledThread) -> SessionLeftError:
         """Return the error of a task that waits."""
