@@ -66,7 +66,7 @@ def test_it_says_what_is_hidden_and_when(
     assert "96 steps, in turns" in told
     assert "delay 1, blend {local: 0.5}" in told
     assert "segments take turns, so that one step exchanges at most" in told
-    assert "consensus and evaluation take the outer parameters" in told
+    assert "consensus and evaluation use the outer parameters" in told
 
 
 def test_it_says_from_how_many_ranks_a_gather_sends_more(
