@@ -37,7 +37,7 @@ def readability(root: Path, source: SourceTree) -> dict[str, int | str]:
     for node_type, kind in _KINDS.items():
         found = [_is_riddle(node) for node in documented if isinstance(node, node_type)]
         counts[f"riddles of {kind}"] = f"{sum(found)}/{len(found)}"
-    methods, names = source.methods("Session"), source.keys("hocket.api", "_HOMES")
+    methods, names = source.methods("Session"), source.exports("hocket.api")
     counts["methods of Session"] = "-" if methods is None else len(methods)
     counts["names of hocket.api"] = "-" if names is None else len(names)
     for page in PAGES:

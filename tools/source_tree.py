@@ -111,14 +111,12 @@ class SourceTree:
         """Return the public methods, properties and constants of a class, as `dir` shows them; None as `members`."""
         return self._members_of(name, _own_methods)
 
-    def keys(self, module: str, name: str) -> set[str] | None:
-        """Return the keys of the dict that a module assigns to a name; None where there is none."""
-        for node in self.modules[module].tree.body if module in self.modules else ():
-            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-                    return {ast.unparse(key) for key in node.value.keys if key is not None}
-        return None
+    def exports(self, module: str) -> set[str] | None:
+        """Return the names that a module imports as themselves, to hand them on; None where there is no module."""
+        if module not in self.modules:
+            return None
+        imports = [node for node in ast.walk(self.modules[module].tree) if isinstance(node, ast.ImportFrom)]
+        return {alias.name for node in imports for alias in node.names if alias.asname == alias.name}
 
     def _members_of(self, name: str, own: Callable[[ast.ClassDef], Iterable[str]]) -> set[str] | None:
         full = next((each for each in self._classes if each.rpartition(".")[2] == name), None)

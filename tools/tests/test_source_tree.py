@@ -71,7 +71,7 @@ class Memory:
 """,
     "core/src/hocket/draws.py": f"""
 import numpy as np
-HOMES = {{"one": 1, "two": 2}}
+from numpy import array as array, zeros
 def long():
     told = None
     for told in ():
@@ -140,10 +140,9 @@ def test_methods_are_those_that_dir_shows(source: SourceTree) -> None:
     assert source.methods("Nothing") is None
 
 
-def test_keys_of_a_table_are_read_without_an_import(source: SourceTree) -> None:
-    assert source.keys("hocket.draws", "HOMES") == {"'one'", "'two'"}
-    assert source.keys("hocket.draws", "OTHER") is None
-    assert source.keys("hocket.nothing", "HOMES") is None
+def test_names_that_are_imported_as_themselves_are_exports(source: SourceTree) -> None:
+    assert source.exports("hocket.draws") == {"array"}
+    assert source.exports("hocket.nothing") is None
 
 
 def test_riddles_double_names_told_and_long_functions_are_found(source: SourceTree, tmp_path: Path) -> None:
