@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from toys import on_ranks
 
 import hocket
@@ -59,6 +61,10 @@ EXCHANGES = {
     "drawn": gradients("allreduce", feedback({"name": "shared_random", "density": 0.25})),
     "factors": gradients("allreduce", feedback(POWERSGD)),
     "leaders": in_groups(),
+    # Of most layers nothing is sent in a round: their gradients are zero, and nobody has dropped them.
+    "few of the model": gradients(
+        "sparse_allreduce", feedback({"name": "topk", "density": 0.05}), segments="model"
+    ),
     "velocity": gradients("sparse_allreduce", corrected(feedback(TOPK))),
     "velocity within backward": gradients("sparse_allreduce", corrected(feedback(TOPK)), overlap="backward"),
     "velocity, factors": gradients("allreduce", corrected(feedback(POWERSGD))),
@@ -133,6 +139,102 @@ def test_a_first_drop_after_the_first_rounds_leaves_states_as_they_are(
 
     on_ranks(2, run)
     assert is_copied != any("the part that compressors kept is applied later" in m for m in caplog.messages)
+
+
+# ---- gradients that are dropped by zeros ----------------------------------------------------------------------------
+
+
+def by_zero(parameter: nn.Parameter, gradient: Tensor) -> None:
+    gradient.zero_()
+
+
+def by_data(parameter: nn.Parameter, gradient: Tensor) -> None:
+    gradient.data.zero_()
+
+
+def by_numpy(parameter: nn.Parameter, gradient: Tensor) -> None:
+    gradient.numpy()[:] = 0
+
+
+def by_other_memory(parameter: nn.Parameter, gradient: Tensor) -> None:
+    gradient.data = torch.zeros_like(gradient)
+
+
+def by_another(parameter: nn.Parameter, gradient: Tensor) -> None:
+    parameter.grad = torch.zeros_like(gradient)
+
+
+Zero = Callable[[nn.Parameter, Tensor], None]
+
+
+def drop_by_zeros(
+    model: Sums,
+    optimizer: torch.optim.Optimizer,
+    batches: Callable[[int], list[Tensor]],
+    zero: Zero,
+    *,
+    num_dropped: int,
+    first: int,
+) -> Tensor:
+    """Train, and from step `first` on set gradients of layers to zero before another backward; return the values."""
+    for step in range(first + 3):
+        if step >= first:
+            sum(model(x, range(LAYERS)) for x in batches(50 + step)).backward()
+            for parameter in list(model.parameters())[:num_dropped]:
+                assert parameter.grad is not None
+                zero(parameter, parameter.grad)
+        sum(model(x, range(LAYERS)) for x in batches(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([parameter.detach() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("zero", [by_zero, by_data, by_numpy, by_other_memory, by_another])
+@pytest.mark.parametrize(("num_dropped", "first"), [(LAYERS, 0), (1, 0), (LAYERS, 6)])
+def test_gradients_that_are_set_to_zero_before_another_backward_are_dropped(
+    zero: Zero, num_dropped: int, first: int
+) -> None:
+    """Those of all layers, from the start or after steps of one backward, or of one layer."""
+    loop = partial(drop_by_zeros, zero=zero, num_dropped=num_dropped, first=first)
+    compressor = corrected(feedback({"name": "topk", "density": 1.0}))
+
+    def run(rank: int) -> Tensor:
+        model = Sums()
+        [optimizer] = WITH_VELOCITY["plain"](model)
+        with hocket.attach(model, optimizer, {"gradients": gradients("sparse_allreduce", compressor)}):
+            return loop(model, optimizer, lambda number: [sample(number, rank)])
+
+    model = Sums()
+    [optimizer] = WITH_VELOCITY["plain"](model)
+    expected = loop(model, optimizer, lambda number: [sample(number, rank) / 2 for rank in range(2)])
+    for values in on_ranks(2, run):
+        torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_change_of_gradients_before_the_step_is_told_where_momentum_was_applied(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once, with the parameter and both cures; gradients that nobody touches are not told of."""
+
+    def run(rank: int, clips: bool) -> None:
+        model = Sums()
+        [optimizer] = WITH_VELOCITY["plain"](model)
+        exchanged = gradients("sparse_allreduce", corrected(feedback(TOPK)))
+        with hocket.attach(model, optimizer, {"gradients": exchanged}):
+            for step in range(3):
+                model(sample(step, rank), range(LAYERS)).backward()
+                if clips:
+                    torch.nn.utils.clip_grad_norm_(list(model.parameters())[1:], 0.1)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    on_ranks(2, partial(run, clips=False))
+    assert "was changed" not in caplog.text
+    on_ranks(2, partial(run, clips=True))
+    lines = [record.getMessage() for record in caplog.records if "was changed" in record.getMessage()]
+    assert len(lines) == 2
+    assert all("p.grad of layers." in line and "layers.0" not in line for line in lines)
+    assert all("local_clipping" in line and "compressor=" in line for line in lines)
 
 
 # ---- momentum that the user saves and loads -------------------------------------------------------------------------

@@ -4,8 +4,10 @@ A compressor's residual and velocity change when gradients are sent, long before
 it has:
 
 - Another backward adds to the step's earlier ones: it contributes its own gradients alone, whose result is added to
-`p.grad`, and its velocity goes on without a second momentum and weight decay.
-- Gradients that are dropped (`zero_grad`, or a step that is left out) are taken out of residuals and velocities again.
+  `p.grad`, and its velocity goes on without a second momentum and weight decay.
+- Gradients that are dropped (`zero_grad`, zeros in `p.grad`, or a step that is left out) are taken out of residuals and
+  velocities again.
+- A backward adds in the same way where results are sums, not means (partial allreduces): late parts count once.
 - A parameter that has a gradient on no rank, as a frozen one, sends nothing of its residual, and keeps all of it.
 """
 
@@ -20,6 +22,7 @@ from torch.optim import Optimizer
 
 from hocket.collective.packing import Packing
 from hocket.segment.segment import Segment
+from hocket.session.autograd import current_backward
 from hocket.session.held import Held
 from hocket.session.optimizers import parameters_of
 from hocket.session.segment_state import GradientSlot, SegmentState
@@ -31,6 +34,8 @@ _log = logging.getLogger("hocket")
 #: In so many rounds states are copied before they change; later only where that costs little, or was of use.
 _FIRST_ROUNDS = 48
 _FEW_BYTES = 8 << 20
+#: In so many rounds it is looked which results are zero; later only in programs with several backwards a step.
+_FIRST_LOOKS = 4
 
 
 class _StateTensor:
@@ -70,6 +75,11 @@ class Account:
         nbytes = sum(kept.now.nbytes for of_segment in self._kept.values() for kept in of_segment)
         self._rounds_to_copy: float = float("inf") if nbytes <= _FEW_BYTES else _FIRST_ROUNDS
         self._warned = False
+        self._looks: float = _FIRST_LOOKS
+        self._rounds_begun = 0
+        # The gradients that were set to zero, and the backward, or the round outside of any, before which they were.
+        self._zeroed: set[GradientSlot] = set()
+        self._looked_before = (0, 0)
         # What parameters without a gradient remember, while others' is sent.
         self._held = Held()
 
@@ -84,19 +94,25 @@ class Account:
             by_hand: whether a program has put another tensor than the last result into `p.grad`, to be sent.
         """
         gradient = slot.parameter.grad
-        if slot.base is not None:  # by a backward that only added to `p.grad`
-            if gradient is None or (gradient._version and not bool(gradient.any())):
-                self._drop(slot)
-            return
-        is_new = by_hand and not slot.holds_result
-        if gradient is None or is_new or (slot.was_changed and not bool(gradient.any())):
+        is_new = slot.base is None and by_hand and not slot.holds_result
+        if gradient is None or is_new or slot in self._zeroed_before_this():
             self._drop(slot)  # zeros stay there, by which momentum and weight decay go on
-            return
-        slot.base = slot.part_with_result() if gradient is slot.result else gradient
-        slot.parameter.grad = None
+        elif slot.base is None:  # else a backward has only added to `p.grad`
+            slot.base = slot.part_with_result() if gradient is slot.result else gradient
+            slot.parameter.grad = None
+
+    def _zeroed_before_this(self) -> set[GradientSlot]:
+        """Return the gradients that were set to zero since the exchange; waits for a device once per backward."""
+        backward = current_backward()
+        now = (backward, 0 if backward >= 0 else self._rounds_begun)
+        if now != self._looked_before:
+            self._looked_before, self._looks = now, float("inf")
+            self._zeroed = _zeroed_of([slot for slot in self.unstepped if slot.parameter.grad is not None])
+        return self._zeroed
 
     def begin_round(self) -> None:
         """Prepare to undo the changes of the round that begins."""
+        self._rounds_begun += 1
         if self._rounds_to_copy < 0:
             return
         self._rounds_to_copy -= 1
@@ -119,9 +135,17 @@ class Account:
         """Note that all parameters' gradients have been exchanged."""
         self._held.give_back()
         self.unstepped = set(self._slots)
+        self._looks -= 1
         for slot in self._slots:
             slot.note_version()
+            gradient = slot.parameter.grad
+            slot.brought = gradient.any() if gradient is not None and self._looks >= 0 else None
         self.rounds += 1
+
+    def changed(self) -> GradientSlot | None:
+        """Return a parameter whose gradient has changed since the exchange, and that no step has used."""
+        slots = (slot for slot in self.unstepped if slot.parameter.grad is not None)
+        return next((slot for slot in slots if slot.was_changed or not slot.holds_result), None)
 
     def end_step(self, optimizer: Optimizer, *, used: bool) -> None:
         """Note an optimizer's step, or one that was left out."""
@@ -138,7 +162,7 @@ class Account:
 
     @torch.no_grad()
     def note_written(self, parameter: Tensor) -> bool:
-        """Take note that a velocity was set to other values; return whether gradients wait that were sent before."""
+        """Note that a velocity was written; return whether gradients that were sent before still wait for a step."""
         slot = self._slot_of[parameter]
         if slot not in self.unstepped:
             return False
@@ -187,6 +211,29 @@ class Account:
             of_segment = packing.states[segment.index]
             self._held.keep(of_segment.residual, places, empty=True)
             self._held.keep(of_segment.momentum, places)
+
+
+def _zeroed_of(slots: Sequence[GradientSlot]) -> set[GradientSlot]:
+    """Return the gradients that are zero now and were not after the exchange, as far as that was checked."""
+    dense = {
+        slot: g for slot in slots if (g := slot.parameter.grad) is not None and g.layout == torch.strided
+    }
+    known = {slot: b for slot in dense if slot.base is None and (b := slot.brought) is not None}
+    nonzero = dict(zip(dense, _read([gradient.any() for gradient in dense.values()]), strict=True))
+    brought = dict(zip(known, _read(list(known.values())), strict=True))
+    # Where nobody has looked, gradients that are zero all together were set to that.
+    all_zero = len(dense) == len(slots) and not any(nonzero.values())
+    zeroed = set()
+    for slot, gradient in dense.items():
+        changed = gradient._version != 0 if slot.base is not None else slot.was_changed
+        if not nonzero[slot] and brought.get(slot, changed or all_zero):
+            zeroed.add(slot)
+    return zeroed
+
+
+def _read(flags: Sequence[Tensor]) -> list[bool]:
+    told: list[bool] = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []
+    return told
 
 
 def _packed(state: SegmentState) -> Iterator[tuple[Packing, Segment]]:

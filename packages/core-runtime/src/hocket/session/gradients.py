@@ -36,7 +36,7 @@ from hocket.session.autograd import (
     is_nested_backward,
 )
 from hocket.session.exchange import ActiveExchange
-from hocket.session.grad_scaler import loss_scale, watch_scalers
+from hocket.session.grad_scaler import loss_scale, scaler_in_use, watch_scalers
 from hocket.session.optimizer_terms import AppliedTerms
 from hocket.session.segment_state import GradientSlot, SegmentState, Stage
 from hocket.session.weights import NOTHING, Agreement, Contribution
@@ -124,7 +124,10 @@ class GradientSync:
         if self._undo is not None and may_skip:
             self._undo.begin()
         self._segments = [SegmentState(stages, parameters, exchanges) for stages in segments]
-        self.account = None if agreement is None else Account(self._segments, self._open.peer.rank)
+        self.account: Account | None = None
+        # Where what comes is no mean, but a sum of what came in time, it must not be contributed again either.
+        if agreement is not None or not all(state.divides for state in self._segments):
+            self.account = Account(self._segments, self._open.peer.rank)
         if terms is not None and self.account is not None:
             terms.on_written = self.account.note_written
         if agreement is None and self._open.channel.packing is None:
@@ -402,6 +405,15 @@ class GradientSync:
         """Take part in a step's exchange without a gradient, and bind the other ranks' mean."""
         self._begin_round(NOTHING)
         self._finish_round()
+
+    def before_step(self) -> None:
+        """Take the optimizer's terms out of the step that follows."""
+        if self.terms is not None:
+            # A scaler that unscales has changed them all.
+            changed = None if self.account is None or scaler_in_use() else self.account.changed()
+            self.terms.suspend()
+            if changed is not None:
+                self.terms.note_changed(changed.name)
 
     def end_step(self, optimizer: Optimizer, *, used: bool) -> None:
         """Take note of an optimizer's step, or of one that was left out."""

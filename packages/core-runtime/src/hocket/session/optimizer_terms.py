@@ -57,7 +57,9 @@ class AppliedTerms:
         self._peer = peer
         self._terms: dict[Tensor, OptimizerTerms] = {}
         self._suspended: list[dict[str, float]] | None = None
-        self._warned_of_shares = self._warned_of_rounds = self._warned_of_late = False
+        self._warned_of_shares = self._warned_of_rounds = self._warned_of_late = self._warned_of_changes = (
+            False
+        )
         #: Called with a parameter whose velocity was set; returns whether gradients of it wait for a step.
         self.on_written: Callable[[Tensor], bool] = lambda _: False
         self._velocities: dict[Tensor, Tensor] = {}
@@ -99,6 +101,21 @@ class AppliedTerms:
             "program that reads p.grad there (SAM, FGM, gradient surgery) gets other numbers. %s leaves momentum to "
             "the optimizer",
             self._peer.rank,
+            component_name(self._packing.compressor),
+            self._cure(),
+        )
+
+    def note_changed(self, name: str) -> None:
+        """Warn once that a change of `p.grad` before the step does not reach the momentum."""
+        if self._warned_of_changes or not any(terms.momentum for terms in self._terms.values()):
+            return
+        self._warned_of_changes = True
+        _log.warning(
+            "rank %d: p.grad of %s was changed between backward() and optimizer.step() (clipped, scaled, masked), and "
+            "compressor %s applies momentum before it sends: the change is in this step, and not in the momentum of "
+            "later ones. Clip by local_clipping around the compressor; or %s leaves momentum to the optimizer",
+            self._peer.rank,
+            name,
             component_name(self._packing.compressor),
             self._cure(),
         )

@@ -376,8 +376,8 @@ class ActivePhase:
             for merges in self._merges:
                 merges.look_before_step()
         self.parameters.before_step()
-        if self.terms is not None:
-            self.terms.suspend()
+        if self.gradients is not None:
+            self.gradients.before_step()
 
     def end_step(self) -> None:
         """Give an optimizer its own settings back after its step."""

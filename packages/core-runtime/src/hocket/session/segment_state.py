@@ -38,6 +38,7 @@ class GradientSlot:
         "__weakref__",
         "arrived",
         "base",
+        "brought",
         "came",
         "finite",
         "name",
@@ -68,6 +69,8 @@ class GradientSlot:
         self.total: Tensor | None = None
         # Whether the rounds of the step have brought something.
         self.came = False
+        # Whether some of it is not zero, as a tensor that nobody has waited for; None where nobody has looked.
+        self.brought: Tensor | None = None
         # Whether what is sent holds neither NaN nor Inf; None before anybody has looked.
         self.finite: bool | None = None
         # `outgoing` as NumPy knows it, where a large gradient is best copied around the caches.
@@ -161,8 +164,8 @@ class SegmentState:
         self.stages = stages
         self.first, self.last = stages[0][1], stages[-1][1]
         self.in_place = self.last.incoming is self.first.outgoing
-        # Whether what comes back is divided by the weight that comes with it.
-        self._divides = all(exchange.collective.traits.divides_by_weight for exchange in exchanges)
+        #: Whether what comes back is divided by the weight that comes with it.
+        self.divides = all(exchange.collective.traits.divides_by_weight for exchange in exchanges)
         self.at = -1
         self.missing = 0
         self.present = np.zeros(len(self.first.spans), dtype=self.first.outgoing_trailer.dtype)
@@ -282,9 +285,9 @@ class SegmentState:
         """
         trailer = self.last.incoming_trailer
         weight = float(trailer[WEIGHT])
-        nothing_came = not self._divides and weight == 0
+        nothing_came = not self.divides and weight == 0
         data = self.last.incoming[: self.last.numel]
-        if self._divides and abs(weight - 1) > WEIGHT_TOLERANCE and weight != 0:
+        if self.divides and abs(weight - 1) > WEIGHT_TOLERANCE and weight != 0:
             factor /= weight
         if factor != 1:
             data.mul_(factor)
@@ -295,7 +298,7 @@ class SegmentState:
                 nothing_came and self.present[gradient.position] != 0
             )
             # A contribution that was late for its round may arrive when no rank has a gradient any more.
-            gradient.bind(came=present or (not self._divides and self._came_late(gradient)))
+            gradient.bind(came=present or (not self.divides and self._came_late(gradient)))
 
     def place_of(self, gradient: GradientSlot) -> slice:
         """Return the place of a parameter in the outgoing segment."""
