@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -109,6 +110,48 @@ def test_who_leaves_the_loop_with_its_last_batch_goes_on_with_the_others(
             on_ranks(2, run)
     else:
         assert on_ranks(2, run) == [[2 * leaves_at] * 2] * 2
+
+
+def leaving(branch: str, counts: tuple[int, ...], who: tuple[int, ...], leaves_at: int) -> list[Any]:
+    """Train twice on loaders without a length, which ranks `who` leave after a batch; return parameters and steps."""
+
+    def run(rank: int) -> tuple[Tensor, int]:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, composed(branch)) as session:
+            for _ in range(2):
+                for number, (x, y) in enumerate(session.data(iter(batches(rank, counts[rank]))), 1):
+                    optimizer.zero_grad()
+                    torch.nn.functional.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    if rank in who and number == leaves_at:
+                        break
+            session.settle()
+        return flat(model), session.step
+
+    return on_ranks(len(counts), run)
+
+
+@pytest.mark.parametrize("branch", BRANCHES)
+@pytest.mark.parametrize("counts", [(3, 3), (3, 2, 3)])
+@pytest.mark.parametrize("who", [(0,), (0, 1, 2)])
+def test_without_a_length_who_leaves_with_the_last_batch_ends_the_pass_as_who_has_no_more(
+    branch: str, counts: tuple[int, ...], who: tuple[int, ...]
+) -> None:
+    given = leaving(branch, counts, who, leaves_at=3)
+    expected = leaving(branch, counts, (), leaves_at=3)
+    for (mine, steps), (by_itself, steps_by_itself) in zip(given, expected, strict=True):
+        assert torch.equal(mine, by_itself)
+        assert steps == steps_by_itself == 6
+
+
+@pytest.mark.parametrize("branch", BRANCHES)
+def test_without_a_length_who_leaves_while_others_have_more_is_named(branch: str) -> None:
+    if branch == "local":
+        assert [steps for _, steps in leaving(branch, (5, 4), (0,), leaves_at=2)] == [4, 8]
+        return
+    with pytest.raises(UserError, match=r"rank 0 after batch 2, rank 1 has more after batch 2\. All ranks leave"):
+        leaving(branch, (5, 4), (0,), leaves_at=2)
 
 
 def test_a_length_that_is_too_small_is_told_of(caplog: pytest.LogCaptureFixture) -> None:

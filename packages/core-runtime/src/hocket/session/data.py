@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from hocket.errors import UserError
 from hocket.messages import pack, unpack
-from hocket.session.core import EngineSession
+from hocket.session.core import EngineSession, SessionState
 from hocket.session.loader import (
     END,
     Cursor,
@@ -83,8 +83,9 @@ class SessionData:
         self._session.begin_collective("the next pass over session.data")
         current = self._begin()
         early = True
+        steps = self._common_steps(current)
         try:
-            for _ in self._common_steps(current):
+            for _ in steps:
                 has_batch = current.advance()
                 batch = self._borrowed if current.last is END else current.last
                 self._session.begin_batch(self._weigh(batch, current) if has_batch else 0.0)
@@ -100,6 +101,7 @@ class SessionData:
             early = False
             self._warn_of_pass(current)
         finally:
+            steps.close()
             self._session.epochs.end(current, early=early, counts=current.trained or current.num_steps == 0)
             if not current.superseded:  # else another pass is under way
                 self._session.end_pass()
@@ -150,7 +152,7 @@ class SessionData:
                 self._session.rank,
             )
 
-    def _common_steps(self, current: Cursor) -> Iterator[None]:
+    def _common_steps(self, current: Cursor) -> Generator[None]:
         """Yield once for each step that any rank still has a batch for."""
         peer = self._session.peer
         if peer.size == 1:
@@ -168,13 +170,31 @@ class SessionData:
             if not self._session.epochs.goes_on(peer, current):
                 return
             self._warn_of_length(current, lengths[peer.rank])
-        send, received = np.empty(1, dtype=np.int64), np.empty(1, dtype=np.int64)
+        yield from self._steps_asked_for(current)
+
+    def _steps_asked_for(self, current: Cursor) -> Generator[None]:
+        """Yield for each step that any rank still has a batch for, as the ranks ask each other before it."""
+        session = self._session
+        send, received = np.zeros(2, dtype=np.int64), np.empty(2, dtype=np.int64)
         while True:
             send[0] = current.following is not END
-            self._wait_for(lambda: self._session.control.iallreduce(send, received))
-            if received[0] == 0:
+            self._wait_for(lambda: session.control.iallreduce(send, received))
+            have_more, have_left = received
+            if have_more == 0:
                 return
-            yield
+            if have_left and not session.goes_together:
+                while current.following is not END:
+                    yield
+                return
+            if have_left:
+                session.epochs.goes_on(session.peer, current)  # raises, as they meet those that have left
+            try:
+                yield
+            except GeneratorExit:
+                # The others ask once more, and hear that this rank has left its loop; it waits for nobody here.
+                if session.state not in (SessionState.BROKEN, SessionState.CLOSED):
+                    session.control.iallreduce(np.array([0, 1]), np.empty(2, dtype=np.int64))
+                raise
 
     def _warn_of_length(self, current: Cursor, length: int | None) -> None:
         if current.following is not END:
