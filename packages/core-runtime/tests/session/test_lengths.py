@@ -150,7 +150,9 @@ def test_without_a_length_who_leaves_while_others_have_more_is_named(branch: str
     if branch == "local":
         assert [steps for _, steps in leaving(branch, (5, 4), (0,), leaves_at=2)] == [4, 8]
         return
-    with pytest.raises(UserError, match=r"rank 0 after batch 2, rank 1 has more after batch 2\. All ranks leave"):
+    with pytest.raises(
+        UserError, match=r"rank 0 after batch 2, rank 1 has more after batch 2\. All ranks leave"
+    ):
         leaving(branch, (5, 4), (0,), leaves_at=2)
 
 

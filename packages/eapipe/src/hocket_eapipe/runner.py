@@ -144,6 +144,18 @@ class Runner:
         self._begun = None if is_last else begun
         if not is_last:
             return result
+        self._pass_on(begun)
+        return result
+
+    def leave_out(self) -> None:
+        """Let a batch pass that computes nothing, on all ranks of the pipeline: it steps with what other ones give."""
+        self.batches += 1
+        for stage in self.stages:
+            stage.weights.forward(self.batches)
+        self._pass_on(_BatchInFlight(self.batches, weights=[0.0]))
+
+    def _pass_on(self, begun: _BatchInFlight) -> None:
+        """Run the backwards whose turn it is after a batch's forwards."""
         for under_way in self._under_way:
             under_way.append(begun)
         for position in reversed(range(len(self.stages))):
@@ -153,7 +165,6 @@ class Runner:
             self._clip()
             for stage in reversed(self.stages):
                 stage.step(begun.number)
-        return result
 
     def drain(self) -> None:
         """Run the backwards of all batches under way: the final phase; the other ranks of the pipeline do, too."""

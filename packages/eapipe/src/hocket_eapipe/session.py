@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hocket.api import (
     Attachment,
@@ -26,6 +26,7 @@ from hocket.api import (
 )
 from hocket.errors import AttachError, CheckpointError, CompositionError
 from hocket_eapipe.absent import AbsentStages
+from hocket_eapipe.clipping import clip_by_whole_norm
 from hocket_eapipe.configuration import BatchNormStatistics, PipelineConfig, Policy
 from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.passing import MessageReceiver, MessageSender
@@ -47,6 +48,8 @@ from hocket_eapipe.weights import (
 from hocket_eapipe.weights.elastic import replicate
 
 __all__ = ["PipelineSession"]
+
+_log = logging.getLogger("hocket")
 
 _NEWEST: dict[Policy, Callable[[StagePart, Follower], Weights]] = {
     Policy.NAIVE: Naive,
@@ -117,6 +120,9 @@ class PipelineSession(EngineSession):
             )
             self._norms = pipe_peer.lane("norms")
             self._accumulating = False
+            #: Whether nothing has been done yet with the batch that was handed out.
+            self._left_out = False
+            self._warned_of_left_out_batch = False
             reestimates = (
                 engine.policy is Policy.ELASTIC and engine.buffers is BatchNormStatistics.REESTIMATED
             )
@@ -193,16 +199,25 @@ class PipelineSession(EngineSession):
             self._observer.phase("forward and backward", self.peer.clock.now())
         if self._reestimation is not None:
             self._reestimation.remember(batch[0])
+        self._left_out = False
         result = self._runner.run(batch, loss, self._weight, is_last=not self._accumulating)
-        if self._accumulating:
-            return result
+        if not self._accumulating:
+            self._end_step()
+        return result
+
+    def _end_step(self) -> None:
+        """Count a batch that has come, whether its gradients have been applied already or will be."""
         self.optimizer.step()
+        self._count_skipped()
         self.step += 1
         if self._observer is not None:
             self._observer.step_ended(self.step - 1, self.peer.clock.now())
         self.peer.status.note_step(self.step)
         self.step_ended(self.step - 1)
-        return result
+
+    def _count_skipped(self) -> None:
+        # What is not finite spreads from stage to stage: the one with most has left out what the others have, and more.
+        self.skipped_steps = max((session.skipped_steps for session in self._sessions), default=0)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -218,26 +233,32 @@ class PipelineSession(EngineSession):
         finally:
             self._accumulating = outer
 
-    @torch.no_grad()
     def _clip(self) -> None:
-        """Clip the gradients of all stages by the norm of the whole; collective in the pipeline."""
-        parameters = [p for session in self._sessions for p in session.model.parameters()]
-        own = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        squares, total = np.array([float(own) ** 2]), np.zeros(1)
-        self._norms.iallreduce(squares, total).wait()
         assert self._engine.clip_grad_norm is not None
-        norm = torch.tensor(math.sqrt(total[0]), dtype=own.dtype, device=own.device)
-        nn.utils.clip_grads_with_norm_(parameters, self._engine.clip_grad_norm, norm)
+        clip_by_whole_norm(self._sessions, self._engine.clip_grad_norm, self._norms)
 
     @property
     def weight(self) -> float:
         return self._weight
 
     def begin_batch(self, weight: float) -> None:
-        self._weight = weight
+        self._weight, self._left_out = weight, True
 
     def end_batch(self) -> None:
-        """Do nothing: a batch's step comes after its backward, some batches later."""
+        """Let a batch pass with which nothing was done; the step of others comes with their backward, batches later."""
+        only_evaluates = not (self.model.training and torch.is_grad_enabled())
+        if not self._left_out or self._runner.accumulates or only_evaluates:
+            return
+        if not self._warned_of_left_out_batch:
+            self._warned_of_left_out_batch = True
+            _log.warning(
+                "rank %d made no session.train_batch() with the batch of step %d: it steps with what the other "
+                "pipelines have, and all ranks of its own leave it out, too. To validate, read the loader itself",
+                self.rank,
+                self.step,
+            )
+        self._runner.leave_out()
+        self._end_step()
 
     def end_pass(self) -> None:
         self._weight = 1.0
@@ -251,6 +272,7 @@ class PipelineSession(EngineSession):
         self.require("settle")
         self.begin_collective("session.settle")
         self._runner.drain()
+        self._count_skipped()
         for session in self._sessions:
             session.settle_together()
 
@@ -342,6 +364,7 @@ class PipelineSession(EngineSession):
         self._runner.batches = state["batches"]
         for session in self._sessions:
             session.step = file.read("session")["step"]  # of their periods: it was drained
+            session.skipped_steps = self.skipped_steps
         for stage in self.stages:
             stage.load_state_dict(state["stages"][stage.place.stage], str(file.path))
 
