@@ -85,5 +85,5 @@ class Attachment:
 
 def left_by(error: BaseException, step: int) -> str:
     """Return the end of a sentence on how a rank has left a session."""
-    first = next(iter(str(error).splitlines()), "")
-    return f"has left the session after step {step}, by {type(error).__name__}: {first}"
+    text = " ".join(str(error).split())
+    return f"has left the session after step {step}, by {type(error).__name__}: {text}"

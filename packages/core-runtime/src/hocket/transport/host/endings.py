@@ -9,11 +9,13 @@ as long as they do not wait for it; if they do, it ends the job and says so.
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import sys
 import time
 import traceback
 import zlib
+from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import NoReturn
 
@@ -41,6 +43,9 @@ LEAVING_GRACE_S = 5.0
 _STAGGER_S = 0.05
 _GIVING_UP_S = 0.3
 _POLL_S = 0.02
+
+# Among what ends a process of multiprocessing: its exception is known then.
+_BEFORE_OTHERS = 100
 
 # Who raises it leaves the word to the rank that it is about.
 _FROM_ANOTHER = (NonFiniteElsewhereError, SessionLeftError)
@@ -74,6 +79,9 @@ class Endings:
     def install(self) -> None:
         """Take over `sys.excepthook`, and the end of the script."""
         sys.excepthook = self._uncaught
+        if multiprocessing.parent_process() is not None:
+            # There no hook hears of what ends the function: it is told to the parent, once the process has ended.
+            Finalize(None, self._spawned_ends, exitpriority=_BEFORE_OTHERS)
         atexit.register(self._leave)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -91,6 +99,14 @@ class Endings:
             self._end(error, f"hocket: {_WHO} at step {step}: {type(error).__name__}: {error}", 1)
         lines = "".join(traceback.format_exception(kind, error, trace))
         self._end(error, f"{lines}hocket: {_WHO} at step {step}: {kind.__name__}: {error}; all ranks end", 1)
+
+    def _spawned_ends(self) -> None:
+        """End the job at once where an exception ends a process of multiprocessing, or of torch's `spawn`."""
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit):
+            error = error.__context__ if _is_of_spawn(error) else None
+        if error is not None:
+            self._uncaught(type(error), error, error.__traceback__)
 
     def _end(self, error: BaseException | None, message: str, code: int) -> NoReturn:
         """End the job with `message`, or silently if another rank has reported the cause."""
@@ -178,6 +194,12 @@ class Endings:
             if time.monotonic() - max(row.since_s for row in waiting) > LEAVING_GRACE_S
             else ""
         )
+
+
+def _is_of_spawn(error: SystemExit) -> bool:
+    """Return whether torch.multiprocessing's `spawn` has made an exit of the function's exception."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__") == "torch.multiprocessing.spawn"
 
 
 def _fail_alike(board: StatusBoard, digest: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -37,6 +38,9 @@ __all__ = ["TcpPeer", "join"]
 # A rank that fails has this time to say so before the next one does, in seconds.
 _TURN_S = 0.3
 _MOST_TURNS = 10
+
+# Where a process of multiprocessing ends because another one has failed, it ends so much later, in seconds.
+_PARENT_S = 0.5
 
 
 class TcpPeer(HostPeer):
@@ -230,4 +234,6 @@ def _end(code: int) -> NoReturn:
     """End this process, as another rank ends the job and has reported the cause."""
     sys.stdout.flush()
     sys.stderr.flush()
+    if multiprocessing.parent_process() is not None:
+        time.sleep(_PARENT_S)  # it quotes the rank that ends first
     os._exit(code)
