@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
 import hocket
@@ -42,3 +45,15 @@ def test_what_is_no_strategy_is_named(target: object) -> None:
         hocket.compose(target)  # type: ignore[arg-type]
     allowed = "a recipe's name, a YAML file, a mapping, or a Strategy"
     assert str(caught.value) == f"got {target!r} for a strategy; allowed: {allowed}"
+
+
+@pytest.mark.parametrize("value", ["1", "{a: 1, b: [1, 2]}"])
+def test_each_key_of_a_long_file_takes_as_long_as_of_a_short_one(value: str, tmp_path: Path) -> None:
+    below, above = tmp_path / "below.yaml", tmp_path / "above.yaml"
+    keys = "".join(f"key{number}: {value}\n" for number in range(20_000 if value == "1" else 4_000))
+    below.write_text(keys)
+    above.write_text(f"recipe: {below}\n{keys}")
+    start_s = time.process_time()
+    with pytest.raises(ConfigError, match="key0: unknown key"):
+        hocket.compose(str(above))
+    assert time.process_time() - start_s < 12  # and hundreds of seconds, if each key looked at all others

@@ -28,7 +28,7 @@ _VARIABLES = (
     *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     *("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
     *("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),
-    *("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    *("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_ID"),
     *("PMIX_RANK", "LOCAL_RANK"),
 )
 
@@ -54,6 +54,7 @@ def test_a_promise_of_one_rank_hides_no_launcher(monkeypatch: pytest.MonkeyPatch
     for variable, value in (
         ("SLURM_STEP_NUM_TASKS", "4"),
         ("SLURM_PROCID", "3"),
+        ("SLURM_STEP_ID", "0"),
         ("SLURM_STEP_NODELIST", "a"),
     ):
         monkeypatch.setenv(variable, value)

@@ -209,6 +209,7 @@ def test_any_environment_is_understood_or_refused_with_a_reason(environment: dic
         ({"PALS_RANKID": "1"}, ["PALS_RANKID=1"]),
         ({"RANK": "0", "WORLD_SIZE": "1", "BATCH_SIZE": "32", "OMPI_UNIVERSE_SIZE": "8"}, []),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, []),  # an sbatch script is no rank
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, ["SLURM_PROCID=3"]),
         ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}, []),
     ],
 )
@@ -231,6 +232,14 @@ def test_where_nobody_can_meet(set_to: dict[str, str], message: str) -> None:
         with pytest.raises(UserError) as caught:
             find_launched({**environment, **set_to})
         assert str(caught.value).startswith(message)
+
+
+def test_a_rank_of_srun_without_the_number_of_its_step_is_refused() -> None:
+    environment = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}
+    with pytest.raises(
+        UserError, match=r"SLURM_PROCID=\d and SLURM_STEP_NUM_TASKS=\d .* without SLURM_STEP_ID"
+    ):
+        find_launched(environment)
 
 
 def test_an_address_of_ipv6_may_have_brackets() -> None:

@@ -112,7 +112,7 @@ class Document:
         node: Any = self.tree
         for key in path[:-1]:
             node = node[key]
-        del node[path[-1]]
+        self._forget(node.pop(path[-1]), path)
 
     def interpolate(self) -> None:
         """Replace `${key}` by the value at that key and `${oc.env:NAME}` by the environment's.
@@ -145,9 +145,16 @@ class Document:
             if isinstance(below, Mapping):
                 changed = {k: self._merged(below.get(k), v, (*path, k), origin) for k, v in above.items()}
                 return {**below, **changed}
-        self._origins = {known: o for known, o in self._origins.items() if known[: len(path)] != path}
+        self._forget(below, path)
         self._origins[path] = origin
         return copy.deepcopy(above)
+
+    def _forget(self, value: Any, path: Path) -> None:
+        """Forget where a value, and all in it, came from, without a look at all other origins."""
+        self._origins.pop(path, None)
+        if isinstance(value, dict | list):
+            for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+                self._forget(below, (*path, key))
 
     def _named(self, name: str, path: Path, origin: Origin) -> dict[str, Any]:
         """Return a component given by its name alone as a mapping that can take fields."""

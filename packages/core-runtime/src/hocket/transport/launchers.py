@@ -95,7 +95,9 @@ def _check(found: Launched) -> None:
 def looks_launched(environment: Environment) -> list[str]:
     """Return the variables, with values, that suggest that a process is one of several ranks."""
     numbers = {name: int(value) for name, value in environment.items() if _NUMBER.fullmatch(value)}
-    ranks = {name: rank for name, rank in numbers.items() if re.fullmatch(r"(.+_)?RANK(ID)?", name)}
+    ranks = {
+        name: rank for name, rank in numbers.items() if re.fullmatch(r"(.+_)?RANK(ID)?|SLURM_PROCID", name)
+    }
     found = {name for name, rank in ranks.items() if rank > 0}
     for name, rank in ranks.items():
         for size in (name.removesuffix("ID").removesuffix("RANK") + "SIZE", _SIZES.get(name, "")):
@@ -153,7 +155,12 @@ def _srun(environment: Environment) -> Launched | None:
     size = _number(environment, "SLURM_STEP_NUM_TASKS")
     if size < 2 or "SLURM_PROCID" not in environment:
         return None
-    rank = _number(environment, "SLURM_PROCID")
+    rank = _required(environment, "SLURM_PROCID", "srun")
+    if "SLURM_STEP_ID" not in environment:
+        raise UserError(
+            f"SLURM_PROCID={rank} and SLURM_STEP_NUM_TASKS={size} in the environment, as of a rank of srun's, without "
+            "SLURM_STEP_ID, which tells its ranks from other steps': start the ranks by srun, or unset both"
+        )
     node = _number(environment, "SLURM_NODEID")
     host, port = _chosen_meeting(environment) or _slurms_meeting(environment)
     return Launched(
