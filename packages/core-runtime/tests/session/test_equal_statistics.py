@@ -143,3 +143,53 @@ def test_ranks_own_statistics_are_no_difference(
         one, other = after(use, strategy)
     assert not caplog.records
     assert torch.equal(one, other) == (strategy is AVERAGED and between != "a batch of its own")
+
+
+def test_what_was_equal_when_it_was_saved_is_compared_after_a_load(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def use(session: hocket.Session, rank: int) -> float:
+        load_own(session, tmp_path)
+        assert session.consensus_distance() == 0.0
+        if rank == 1:
+            push(session.model)
+        return session.consensus_distance()
+
+    assert after(use, frozen=True) == pytest.approx([0.25, 0.25])
+    assert "first 1.running_mean, of which rank 1 and rank 0 hold different values" in caplog.text
+
+
+class Synchronised(nn.SyncBatchNorm):
+    """A SyncBatchNorm on the CPU: it takes statistics that all ranks have alike."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, count = self.get_buffer("running_mean"), self.get_buffer("num_batches_tracked")
+        count += 1
+        mean.fill_(1 / float(count))
+        return x - mean
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_those_of_batches_of_all_ranks_are_compared(
+    size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A process group of two ranks: that of a session of two, and of a part of one of three.
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 2)
+
+    def run(rank: int) -> float:
+        model = nn.Sequential(nn.Linear(5, 7), Synchronised(7), nn.Tanh(), nn.Linear(7, 3)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with hocket.attach(model, optimizer, "sgd") as session:
+            for x, y in batches(rank, 3):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            assert session.consensus_distance() == 0.0
+            if rank == 1:
+                push(model)
+            return session.consensus_distance()
+
+    apart = on_ranks(size, run)
+    assert apart == pytest.approx([0.25] * 2 if size == 2 else [0.0] * 3)
+    assert ("first 1.running_mean" in caplog.text) == (size == 2)

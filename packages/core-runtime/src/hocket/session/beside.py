@@ -15,6 +15,7 @@ from hocket.plan.buffers import averaged_buffers
 from hocket.session.checksums import compare
 from hocket.session.ranks import broadcast_tensor
 from hocket.session.set_to_mean import set_to_mean
+from hocket.session.statistics import synchronises
 from hocket.session.weights import BatchWeights
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer, gather
@@ -91,19 +92,21 @@ class Beside:
         """Return the buffers that have a mean, by name."""
         return averaged_buffers(self._model, self._named)
 
-    def note_equal(self) -> None:
-        """Note that all ranks hold the same statistics."""
-        self._equal_after = {name: count.clone() for name, count in self._counts().items()}
-
-    def note_own(self) -> None:
-        """Note that statistics are each rank's own."""
-        self._equal_after = {}
+    def note_equal(self, names: Sequence[str] | None = None) -> None:
+        """Note that all ranks hold the same statistics, or only those with the given names."""
+        counts = self._counts()
+        self._equal_after = {n: counts[n].clone() for n in counts if names is None or n in names}
 
     def equal_statistics(self) -> dict[str, Tensor]:
-        """Return by name the statistics that should be equal: those unchanged since all ranks held the same."""
+        """Return by name the statistics that should be equal.
+
+        They were so once, and are unchanged since, or of modules that see the batches of all ranks.
+        """
         noted = self._equal_after
-        unseen = {n for n, count in self._counts().items() if n in noted and torch.equal(noted[n], count)}
-        return {name: tensor for name, tensor in self.statistics().items() if name in unseen}
+        equal = {n for n, count in self._counts().items() if n in noted and torch.equal(noted[n], count)}
+        modules = dict(self._model.named_modules())
+        equal |= {n for n in noted if synchronises(modules.get(n.rpartition(".")[0]), self.num_ranks)}
+        return {name: tensor for name, tensor in self.statistics().items() if name in equal}
 
     def _counts(self) -> dict[str, Tensor]:
         """Return the number of batches in each statistic, by name, where a module counts them."""

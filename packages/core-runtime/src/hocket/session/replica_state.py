@@ -66,6 +66,7 @@ class ReplicaState:
                 "extra": extra_states(self.model),
                 "not_persistent": not_persistent(self.model),
                 "samples": self.beside.weights.total,
+                "equal_statistics": sorted(self.beside.equal_statistics()),
             },
         }
 
@@ -120,7 +121,7 @@ class ReplicaState:
         modules = read("modules")
         load_extra_states(self.model, modules["extra"], where)
         self.beside.weights.total = modules["samples"]
-        self.beside.note_own()
+        self.beside.note_equal(modules["equal_statistics"])
 
     @torch.no_grad()
     def load_mean(self, files: Sequence[StateFile]) -> None:

@@ -10,7 +10,7 @@ from torch import distributed, nn
 
 from hocket.errors import AttachError, some
 
-__all__ = ["check_statistics", "warn_of_unsynchronised"]
+__all__ = ["check_statistics", "synchronises", "warn_of_unsynchronised"]
 
 _log = logging.getLogger("hocket")
 
@@ -30,6 +30,13 @@ def check_statistics(model: nn.Module, named: Sequence[str]) -> None:
                 f"statistics: {pattern!r} matches none of the model's floating-point buffers: "
                 f"{some(buffers) or 'it has none'}"
             )
+
+
+def synchronises(module: nn.Module | None, ranks: int) -> bool:
+    """Return whether a module's running statistics are of the batches of all `ranks` ranks."""
+    if not isinstance(module, nn.SyncBatchNorm) or not distributed.is_available():
+        return False
+    return distributed.is_initialized() and distributed.get_world_size(module.process_group) == ranks
 
 
 def warn_of_unsynchronised(model: nn.Module) -> None:
