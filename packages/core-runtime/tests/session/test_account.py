@@ -27,6 +27,7 @@ from hocket.testing.account import (
     play,
     sample,
 )
+from hocket.testing.session import inner_of
 
 TOPK = {"name": "topk", "density": 0.25}
 POWERSGD = {"name": "powersgd", "rank": 1, "min_saving": 0.0}
@@ -109,7 +110,8 @@ def test_a_first_drop_after_the_first_rounds_leaves_states_as_they_are(
         model = Sums()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with hocket.attach(model, optimizer, {"gradients": EXCHANGES["gathered"]}) as session:
-            opened = session.phase.opened[0]
+            phase = inner_of(session).phase
+            opened = phase.opened[0]
             assert opened.channel.packing is not None
 
             def residuals() -> Tensor:
@@ -128,13 +130,13 @@ def test_a_first_drop_after_the_first_rounds_leaves_states_as_they_are(
             after = backward(steps + 1)
             assert not torch.equal(before, after)
             optimizer.zero_grad()
-            assert session.phase.gradients is not None
-            assert session.phase.gradients.account is not None
-            session.phase.gradients.account.drop_unused()
+            assert phase.gradients is not None
+            assert phase.gradients.account is not None
+            phase.gradients.account.drop_unused()
             assert torch.equal(residuals(), before if is_copied else after)
             backward(steps + 2)
             optimizer.zero_grad()
-            session.phase.gradients.account.drop_unused()  # from now on it is taken out
+            phase.gradients.account.drop_unused()  # from now on it is taken out
             assert torch.equal(residuals(), before if is_copied else after)
 
     on_ranks(2, run)
