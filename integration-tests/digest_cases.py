@@ -176,6 +176,7 @@ def train(training: Training, folder: str | None = None, resume: bool = False) -
     strategy = hocket.compose(training.strategy, *training.overrides)
     with hocket.attach(model, optimizer, strategy, **how) as session:
         if resume:
+            assert folder is not None
             session.load(folder)
         if training.engine is None:
             losses = _train_whole(training, session, None if resume else folder)

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import hocket
 from hocket.errors import DeadlockError, HocketError, NonFiniteError
-from hocket.session.save_point import SIGNALS
+from hocket.session.save.save_point import SIGNALS
 from machine.moves import Attach, Epoch, Move, Poison, Program, Refuse, Save, Signal, Start, Swap
 from machine.records import TOLERANCE, Records, difference
 from machine.refusals import REFUSALS

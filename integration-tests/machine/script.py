@@ -14,7 +14,7 @@ from torch import Tensor
 
 import hocket
 from hocket.errors import NonFiniteError
-from hocket.session.save_point import SIGNALS
+from hocket.session.save.save_point import SIGNALS
 from machine.batches import own_batches, weight_of
 from machine.moves import (
     Attach,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.session.save_point import ENDED_STATUS
+from hocket.session.save.save_point import ENDED_STATUS
 from machine.batches import Given, batches_of
 from machine.moves import (
     Attach,

@@ -48,7 +48,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 
 
 def test_what_is_not_there_is_found() -> None:
-    text = "`no_such.py` `session/session.py` `Sesssion.close` `Session.close` `nofolder/`"
+    text = "`no_such.py` `session/replica_session.py` `Sesssion.close` `Session.close` `nofolder/`"
     assert list(missing(ARCHITECTURE, text)) == ["no_such.py", "Sesssion", "nofolder/"]
 
 

@@ -187,7 +187,7 @@ MECHANISMS = [
     ),
     Mechanism(
         "send window",
-        "core-runtime/src/hocket/session/send_window.py",
+        "core-runtime/src/hocket/session/exchange/send_window.py",
         replacements.all_at_once,
         (Case(_LAYERS_FORWARD, SLOW, Where.HOSTS),),
     ),

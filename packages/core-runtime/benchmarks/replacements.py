@@ -130,14 +130,14 @@ def _floats(address: int, numel: int, dtype: Any) -> Any:
 
 def torch_copy() -> Replacement:
     """Gradients copied by torch, and a pass of its own that looks for NaN and Inf."""
-    from hocket.session import segment_state
+    from hocket.session.exchange.active import segment_state
 
     return replaced(segment_state, _SMALLEST_STREAM=_NEVER)
 
 
 def torch_merge() -> Replacement:
     """A delayed exchange merged by torch's passes, one for each operation."""
-    from hocket.session import parameters
+    from hocket.session.exchange.active import parameters
 
     return replaced(parameters, _SMALLEST_FUSED=_NEVER)
 
@@ -229,7 +229,7 @@ def no_looks() -> Replacement:
 
 def all_at_once() -> Replacement:
     """All segments are sent when the first is."""
-    from hocket.session.send_window import SendWindow
+    from hocket.session.exchange.send_window import SendWindow
 
     return replaced(SendWindow, add=lambda self, segment: self._exchange.start(segment))
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from hocket.cli.main import main
-from hocket.session.session import ReplicaSession
+from hocket.session.replica_session import ReplicaSession
 
 #: The digits' 1442 samples: 8 steps make an epoch, whose last one not all ranks have samples for.
 COMMON = ("-n", "3", "--transport", "virtual", "batch_size=65", "log_every=3")

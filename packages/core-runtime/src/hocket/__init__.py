@@ -24,7 +24,7 @@ from hocket.last_resort import LastResort
 
 if TYPE_CHECKING:
     from hocket.session.attach import attach
-    from hocket.session.face import Session
+    from hocket.session.session import Session
     from hocket.strategy import Strategy
     from hocket.strategy.compose import compose
     from hocket.strategy.in_python import chain
@@ -57,7 +57,7 @@ _logger.addHandler(LastResort(_logger))
 _HOMES = {
     "Exchange": ("hocket.strategy.in_python", "exchange"),
     "Observer": ("hocket.trace", "Observer"),
-    "Session": ("hocket.session.face", "Session"),
+    "Session": ("hocket.session.session", "Session"),
     "Strategy": ("hocket.strategy", "Strategy"),
     "Trace": ("hocket.trace", "Trace"),
     "attach": ("hocket.session.attach", "attach"),

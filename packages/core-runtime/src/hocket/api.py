@@ -60,14 +60,14 @@ if TYPE_CHECKING:
     from hocket.session.api import Loss as Loss
     from hocket.session.api import MakeOptimizer as MakeOptimizer
     from hocket.session.api import StepResult as StepResult
-    from hocket.session.core import EngineSession as EngineSession
-    from hocket.session.core import SessionState as SessionState
     from hocket.session.engine import Engine as Engine
     from hocket.session.engine import PlannedStage as PlannedStage
-    from hocket.session.exchange import Counters as Counters
+    from hocket.session.engine_session import EngineSession as EngineSession
+    from hocket.session.engine_session import SessionState as SessionState
+    from hocket.session.exchange.active import Counters as Counters
     from hocket.session.ranks import broadcast_model as broadcast_model
-    from hocket.session.replica_state import load_into as load_into
-    from hocket.session.session import ReplicaSession as ReplicaSession
+    from hocket.session.replica_session import ReplicaSession as ReplicaSession
+    from hocket.session.save.replica_state import load_into as load_into
     from hocket.strategy.samples import SampleShuffle as SampleShuffle
     from hocket.strategy.samples import SampleStream as SampleStream
     from hocket.task.api import Task as Task

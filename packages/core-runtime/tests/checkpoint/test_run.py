@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from hocket.cli.main import main
-from hocket.session.session import ReplicaSession
+from hocket.session.replica_session import ReplicaSession
 
 #: 23 steps make an epoch of two ranks.
 ARGUMENTS = ("dpsgd", "-n", "2", "--transport", "virtual", "epochs=3", "checkpoint.every=7")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
-from hocket.session.checkpoint import Resumed
+from hocket.session.save.checkpoint import Resumed
 
 __all__ = ["Noisy", "Result", "Stateful", "Training", "model_of", "on_ranks"]
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
-from hocket.session import save_point
+from hocket.session.save import save_point
 from hocket.training.startup import defer_dynamo
 from hocket.transport.host import HostStatus
 

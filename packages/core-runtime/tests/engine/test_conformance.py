@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hocket.session.api import Loss, StepResult, TrainStep
 from hocket.session.engine import DataParallel, ReplicaEngine
-from hocket.session.session import ReplicaSession
+from hocket.session.replica_session import ReplicaSession
 from hocket.testing.engine import EngineConformance
 
 

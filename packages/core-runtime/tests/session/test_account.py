@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from toys import on_ranks
 
 import hocket
-from hocket.session import account
+from hocket.session.step import account
 from hocket.testing.account import (
     LAYERS,
     LOOPS,

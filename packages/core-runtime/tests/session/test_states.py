@@ -14,7 +14,7 @@ from toys import batches, flat, mlp, on_ranks, sgd
 
 import hocket
 from hocket.errors import AttachError, DisagreementError, HocketError, SessionError
-from hocket.session.phase_opener import PhaseOpener
+from hocket.session.exchange.phase_opener import PhaseOpener
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int = 0) -> None:

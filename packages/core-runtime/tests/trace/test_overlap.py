@@ -11,7 +11,7 @@ from torch import nn
 
 import hocket
 from hocket.errors import ExchangeTimeoutError, TransportError
-from hocket.session.exchange import Counters
+from hocket.session.exchange.active import Counters
 from hocket.trace import ExchangeEvent, Observer
 from hocket.trace.observer import ObservedRequest, OverlapClock
 from hocket.trace.record import Recorder

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from hocket.cli.ranking import run_virtual
 from hocket.errors import ConfigError
-from hocket.session.batch import call, num_samples
+from hocket.session.data.batch import call, num_samples
 from hocket.task import TaskData
 from hocket.task.digits import Digits
 from hocket.training.run import load_run

@@ -17,7 +17,7 @@ from hocket.cli.printing import print_anything
 from hocket.cli.streams import keep_streams
 from hocket.disk import naming, write_text
 from hocket.pictures import NO_PICTURE
-from hocket.session.save_point import SIGNALS
+from hocket.session.save.save_point import SIGNALS
 from hocket.strict_json import dumps
 from hocket.training import METRICS, PICTURE, SUMMARY
 from hocket.training.loop import refuse_nothing_learned, train

@@ -17,8 +17,6 @@ from hocket.segment.partition import unusual_strides
 from hocket.session.api import Attachment, MakeOptimizer, left_by
 from hocket.session.ddp import watch_ddp
 from hocket.session.engine import DataParallel, Engine
-from hocket.session.face import Session
-from hocket.session.optimizers import Optimizers, stepped_by
 from hocket.session.ranks import agree
 from hocket.session.refusals import (
     check,
@@ -29,7 +27,9 @@ from hocket.session.refusals import (
     needs_closure,
     refuse_closure,
 )
+from hocket.session.session import Session
 from hocket.session.statistics import check_statistics, warn_of_unsynchronised
+from hocket.session.step.optimizers import Optimizers, stepped_by
 from hocket.strategy import Strategy, check_composition, compose
 from hocket.trace import Observer
 from hocket.transport import join

@@ -14,7 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket.errors import AttachError
-from hocket.session.optimizers import is_attached, sessions_with
+from hocket.session.step.optimizers import is_attached, sessions_with
 
 __all__ = ["watch_ddp"]
 

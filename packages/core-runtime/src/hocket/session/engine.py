@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from hocket.session.api import Attachment, Batch, Loss, StepResult, TrainStep
-    from hocket.session.core import EngineSession
-    from hocket.session.session import ReplicaSession
+    from hocket.session.engine_session import EngineSession
+    from hocket.session.replica_session import ReplicaSession
 
 __all__ = ["DataParallel", "Engine", "PlannedStage", "ReplicaEngine"]
 
@@ -96,7 +96,7 @@ class ReplicaEngine(Engine):
     """An engine whose ranks each hold a whole model."""
 
     def attach(self, given: Attachment) -> EngineSession:
-        from hocket.session.session import ReplicaSession
+        from hocket.session.replica_session import ReplicaSession
 
         session = ReplicaSession(given)
         try:
@@ -120,7 +120,7 @@ class DataParallel(ReplicaEngine):
 
     def open(self, session: ReplicaSession) -> TrainStep:
         from hocket.session.api import StepResult
-        from hocket.session.batch import call, parts_of
+        from hocket.session.data.batch import call, parts_of
 
         model, optimizers = session.model, session.optimizers
         accumulated = False

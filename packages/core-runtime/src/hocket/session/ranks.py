@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hocket.checkpoint.subclasses import plain_tensors
 from hocket.checkpoint.tree import flatten, unflatten
 from hocket.errors import AttachError, DisagreementError
-from hocket.session.optimizers import Optimizers
+from hocket.session.step.optimizers import Optimizers
 from hocket.strategy.scope import Placement
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer, gather

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hocket.compressor.optimizer_terms import optimizer_terms
 from hocket.config.component import component_name
 from hocket.errors import AttachError
-from hocket.session.optimizers import is_attached, stepped_by
+from hocket.session.step.optimizers import is_attached, stepped_by
 from hocket.strategy.exchange import Exchange, ProgressMode
 from hocket.strategy.rules.refusal import flow
 from hocket.strategy.strategy import Strategy

@@ -10,10 +10,10 @@ from torch import nn
 from hocket.errors import ReplacedError, SessionError
 from hocket.segment.staging import is_captured
 from hocket.segment.storage import ParameterStorage
-from hocket.session.beside import Beside
-from hocket.session.optimizers import Optimizers
 from hocket.session.ranks import broadcast_model, broadcast_optimizers, find_ranks
-from hocket.session.weights import BatchWeights, Contribution
+from hocket.session.save.beside import Beside
+from hocket.session.step.optimizers import Optimizers
+from hocket.session.step.weights import BatchWeights, Contribution
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 

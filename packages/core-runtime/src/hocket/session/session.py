@@ -1,642 +1,324 @@
-"""The session of an engine whose ranks each hold a whole model; the step, from top to bottom."""
+"""The session as a training script sees it, on every engine."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from hocket.checkpoint.files import StateFile
-from hocket.errors import CheckpointError, SessionError
-from hocket.session.api import Attachment, Loss, StepResult, TrainStep
-from hocket.session.autograd import current_backward
-from hocket.session.closures import SharedClosure
-from hocket.session.consensus import Consensus
-from hocket.session.core import EngineSession, SessionState
-from hocket.session.equal_replicas import EqualReplicas
-from hocket.session.exchange import Counters
-from hocket.session.grad_scaler import found_inf, scaler_in_use, unscale, unscales_by
-from hocket.session.looking_on import Onlookers
-from hocket.session.nonfinite import NonFiniteSteps
-from hocket.session.optimizers import Closure, parameters_of, refuse_within_backward
-from hocket.session.own_copies import OwnCopies
-from hocket.session.phases import ActivePhase, Phases
-from hocket.session.refusals import refuse_closure
-from hocket.session.replica import Replica
-from hocket.session.replica_state import ReplicaState, tensors_of
-from hocket.session.under_way import UnderWay
-from hocket.session.unused import UnusedGradients
-from hocket.session.weights import Contribution
-from hocket.session.windows import Windows
+from hocket.checkpoint.shared import require_shared
+from hocket.disk import naming
+from hocket.errors import HocketError
+from hocket.loggers import Log, Logger
+from hocket.own_files import claim
+from hocket.plugin import Kind, default_registry
+from hocket.session.api import Loss, StepResult, left_by
+from hocket.session.data.session_data import SessionData
+from hocket.session.engine_session import EngineSession
+from hocket.session.exchange.active import Counters
+from hocket.session.save.checkpoint import Checkpoints, Resumed
+from hocket.session.save.save_point import SavePoint
 
-__all__ = ["ReplicaSession"]
-
-_log = logging.getLogger("hocket")
-
-_onlookers = Onlookers()
+__all__ = ["Session"]
 
 
-class ReplicaSession(EngineSession):
-    """A session whose rank holds a whole model.
+class Session:
+    """A strategy attached to a model on one rank, as `hocket.attach` returns it; use it as a context manager.
 
     Attributes:
-        storage: the trainable parameters' memory.
-        stale: gradients that earlier phases have left for the next step.
-        train_step: the function behind `train_batch`; the engine sets it.
+        model: the attached model.
+        peer: this rank's endpoint among all ranks.
+        rank, size: this rank, and the number of ranks.
+        local_rank: this rank's number among those of its host, as for `cuda:{local_rank}`.
+        is_main: whether this is rank 0, the one that logs and writes.
+        data_rank, data_size: this rank's share of the samples, and the number of shares; ranks that hold parts of one
+            replica of the model read the same share.
+        inner: the engine's session, for engines, hooks and tests; not for scripts.
     """
 
-    train_step: TrainStep
-    places_buffers = True
-
-    def __init__(self, given: Attachment) -> None:
-        """Attach; collective. A failure leaves nothing behind."""
-        observer = given.observer
-        peer = given.peer if observer is None else observer.join(given.peer)
-        super().__init__(given.model, given.optimizers, given.strategy, peer)
-        self._observer = observer
-        try:
-            self._attach(given)
-        except BaseException:
-            if observer is not None:
-                observer.abandon()
-            raise
-
-    def _attach(self, given: Attachment) -> None:
-        replica = Replica(
-            self.model,
-            self.optimizers,
-            self.peer,
-            self.control,
-            self._begin_exchange,
-            self._end_exchange,
-            initial=given.initial,
-            may_skip=given.on_nonfinite == "skip",
-            lanes_on_device=given.lanes != "host",
-            statistics=given.statistics,
-        )
-        # A job goes on saving where it saved, and with its periods and phases.
-        self.count_on()
-        self._replica, self.storage, self._weights = replica, replica.storage, replica.weights
-        self._held = {id(parameter) for parameter in self.storage.parameters.values()}
-        self._nonfinite = NonFiniteSteps(replica, self.rank)
-        exchanges = given.strategy.exchanges or given.strategy.phases
-        self._windows = self.windows = Windows(self.peer if self.size > 1 and exchanges else None)
-        #: The thread that has attached it.
-        self.thread = 0
-        #: The weight of a batch with which nothing was trained yet, as the model seems to be evaluated.
-        self._unopened: float | None = None
-        self._trains_in_eval_mode = False
-        #: Whether gradients had been added up before the current batch.
-        self._was_accumulated = False
-        self._warned_of_left_out_batch = False
-        #: The step that the current batch belongs to; a later one is under way once that has ended.
-        self._step_of_batch = self.step
-        self._warned_of_skipped_batch = False
-        self._unused = UnusedGradients(self.rank)
-        #: The last backward of which this session has exchanged gradients, and that with which it has stepped last.
-        self._last_backward = self.used_backward = -1
-        self._warned_of_mode = self._looked_at_state = False
-        self._phases = Phases(self.strategy, replica, self.counters, self._observer, self.step)
-        self.stale = self._phases.stale
-        self._own_copies = OwnCopies(self.optimizers, self.rank)
-        self._equality = EqualReplicas(
-            replica,
-            self._phases,
-            self.strategy.name or "the strategy",
-            averages=given.on_difference == "average",
-        )
-        # Last, so that what fails above leaves no hook.
-        try:
-            self.optimizers.hook(self)
-            self.phase.hook()
-            _onlookers.add(self)
-        except BaseException:
-            self._unhook()
-            raise
+    def __init__(self, inner: EngineSession) -> None:
+        self.inner = inner
+        self.model, self.peer = inner.model, inner.peer
+        self.rank, self.size, self.local_rank = inner.rank, inner.size, inner.local_rank
+        self.is_main = inner.rank == 0
+        self.data_rank, self.data_size = inner.data_rank, inner.data_size
+        self._logs: list[Log] = []
+        observers = default_registry().hook
+        inner.step_ended = lambda step: observers.hocket_step_end(session=self, step=step)
 
     @property
-    def phase(self) -> ActivePhase:
-        """Return the open exchanges."""
-        return self._phases.active
+    def optimizer(self) -> Optimizer:
+        """The attached optimizer; the first of several."""
+        return self.inner.optimizer
 
     @property
-    def replicas_equal(self) -> bool:
-        return self._phases.replicas_equal
+    def step(self) -> int:
+        """The number of ended steps; those without an optimizer step (GradScaler found Inf) count."""
+        return self.inner.step
 
-    @replicas_equal.setter
-    def replicas_equal(self, equal: bool) -> None:
-        self._phases.replicas_equal = equal
-
-    def count_into(self, counters: Counters) -> None:
-        """Count bytes sent and seconds waited in `counters` from now on, together with other sessions."""
-        self.counters = counters
-        self._phases.count_into(counters)
-
-    def enter_phase_of(self, step: int) -> None:
-        self.require("settle")
-        self._phases.enter(step)
+    @property
+    def skipped_steps(self) -> int:
+        """The number of steps that this rank left out for NaN or Inf, with `on_nonfinite="skip"`."""
+        return self.inner.skipped_steps
 
     @property
     def weight(self) -> float:
-        return self._weights.current if self._unopened is None else self._unopened
+        """The current batch's weight in means over ranks; 0 for a repetition on a rank out of data."""
+        return self.inner.weight
 
-    def holds(self, parameter: Any) -> bool:
-        return id(parameter) in self._held
+    @property
+    def counters(self) -> Counters:
+        """The bytes sent and the seconds waited so far."""
+        return self.inner.counters
 
-    def called_by_ddp(self, ranks: int) -> None:
-        between = ranks < self.size and not any(each.gradients for each in self.strategy.in_turn)
-        if ranks > 1 and not between:
-            raise SessionError(
-                f"rank {self.rank}: DistributedDataParallel calls the session's model at step {self.step}, and "
-                f"averages gradients over {ranks} ranks, beside what {self.strategy.name or 'the strategy'} exchanges. "
-                "Three ways out: without it (call the plain model, not ddp(x)); without a session (with "
-                "hocket.compressor.ddp.ddp_comm_hook, if need be); or DistributedDataParallel over a group of a host's "
-                "ranks (process_group=...), and between them a strategy that exchanges parameters only "
-                "(periodic_average, diloco)"
-            )
-
-    # ---- for scripts and engines -------------------------------------------------------------------------------
+    # ---- the loop ----------------------------------------------------------------------------------------------
 
     def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
-        return self.train_step(batch, loss)
+        """Train on one batch by the engine: forward, backward and the optimizer's step.
 
-    @contextmanager
-    def accumulate(self) -> Iterator[None]:
-        self.require("session.accumulate", training=True)
-        self._open_batch()
-        self.state = SessionState.ACCUMULATED
-        with self.phase.accumulating():
-            yield
+        Args:
+            batch: (inputs, target), or a mapping that is both, as the loader yields them. Inputs that are a mapping
+                are given to the model by name, those of a tuple or list one after the other.
+            loss: called with the model's output and the target; returns the mean over the batch.
+
+        Returns:
+            The batch's loss and output; None where another rank has the model's output.
+        """
+        return self.inner.train_batch(batch, loss)
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Mark backwards, or batches, that end no step: gradients add up until one outside of it."""
+        return self.inner.accumulate()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        if self.state is SessionState.ACCUMULATED:
-            self.exchange_gradients()
-        return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type)
+        """Clip the gradients that the optimizer will get to `max_norm`; return their norm before.
 
-    def exchange_gradients(self) -> None:
-        """Exchange the parameters' `.grad`, and bind it to the result.
+        Use it instead of torch's function: it stays right where ranks hold the gradients of parts of the model, and
+        where all backwards of a step were within `accumulate`, so that nothing was exchanged yet.
 
-        For engines that compute gradients in another way than by a backward through the model, which does this itself.
+        Args:
+            max_norm: the largest norm, above 0.
+            norm_type: the norm's order.
+
+        Returns:
+            A scalar on the gradients' device.
+
+        Raises:
+            HocketError: the engine clips by a setting of its own.
         """
-        if self.phase.gradients is not None:
-            self.phase.gradients.exchange()
+        return self.inner.clip_grad_norm_(max_norm, norm_type)
 
-    @contextmanager
-    def stepping(self) -> Iterator[None]:
-        """Return a context for a step that an engine makes in place of the optimizer: it does what hooks would."""
-        [first, *_] = self.optimizers.given
-        self.before_step(first, None)
-        yield
-        self.after_step(first)
+    def data(
+        self,
+        loader: Iterable[Any],
+        weight: Callable[[Any], float] | None = None,
+        *,
+        same_batches: bool = False,
+    ) -> SessionData:
+        """Iterate over `loader`, with as many batches on every rank as on the one with most.
 
-    # ---- the step, from top to bottom ---------------------------------------------------------------------------
+        A batch that is left out (`continue`) is a step of its own, with what other ranks have, unless batches add up
+        (`accumulate`). Where all ranks leave it out nothing is applied, and it counts as a step all the same.
 
-    def begin_batch(self, weight: float) -> None:
-        self.require("a batch of session.data", training=True)
-        self._unopened = weight
-        if not self.evaluates:
-            self._open_batch()
+        Args:
+            loader: this rank's batches; `hocket.loader` shares the samples out.
+            weight: how much a batch counts in means over ranks, relative to 1: `lambda b: len(b[0]) / 32` weighs
+                by samples, as `hocket.loader` does by itself. Without either every batch counts the same, as in
+                DistributedDataParallel.
+            same_batches: whether ranks are meant to read the same batches; else a warning says so, where the first
+                ones are equal.
 
-    @property
-    def evaluates(self) -> bool:
-        return not self._trains_in_eval_mode and super().evaluates
-
-    @property
-    def looked_on(self) -> bool:
-        return self._unopened is not None
-
-    def _open_batch(self) -> None:
-        """Begin the batch that was handed out; later if a model seems to be evaluated with it."""
-        weight, self._unopened = self._unopened, None
-        if weight is None:
-            return
-        self.epochs.note_trained()
-        self._trains_in_eval_mode = self._trains_in_eval_mode or not self.model.training
-        self._end_partial_step()
-        self._note_forward()
-        self._was_accumulated = self.state is SessionState.ACCUMULATED
-        self._weights.begin_batch(weight, accumulated=self._was_accumulated)
-        self._windows.begin_batch()
-        for other in _onlookers.of(self):
-            other.follow_batch(weight)
-        self._step_of_batch = self.step
-        self.state = SessionState.IDLE
-        self._equality.between_steps(self.step)
-
-    def follow_batch(self, weight: float) -> None:
-        self._weights.begin_batch(weight, accumulated=self.state is SessionState.ACCUMULATED)
-
-    def follow_end(self) -> None:
-        self._weights.end_pass(accumulated=self.state is SessionState.ACCUMULATED)
+        With an exchange of samples batches travel from rank to rank. A training pass over another loader than the last
+        one's goes on with that one's batches; what has not been trained on yet of the last one's is dropped.
+        """
+        self.inner.require("session.data")
+        return SessionData(self.inner, loader, weight, same_batches)
 
     def delay(self, seconds: float) -> None:
-        self._note_phase("delay")
-        self.peer.clock.sleep(seconds)
-        self._note_forward()
+        """Delay this rank by `seconds`, 0 or more, as if its forward took longer; call it before the forward."""
+        self.inner.delay(seconds)
 
-    def _note_forward(self) -> None:
-        self._note_phase("forward" if self.phase.gradients is not None else "forward and backward")
+    def print(self, *values: object, **how: Any) -> None:
+        """Print on rank 0 alone, at once.
 
-    def _note_phase(self, name: str) -> None:
-        if self._observer is not None:
-            self._observer.phase(name, self.peer.clock.now())
-
-    def _begin_exchange(self) -> Contribution:
-        """Check before an exchange that the session still holds the parameters that optimizers step."""
-        self._open_batch()
-        self._note_phase("backward")
-        self.require("backward()", training=True)
-        if self.state is SessionState.EXCHANGED and self.phase.dropped_gradients:
-            self._note_dropped()
-        self._last_backward = current_backward()
-        self._replica.check(take_values=False)  # the step may set them back (SAM)
-        self._windows.announce(steps=True)
-        self._equality.begin_round(self.step)
-        self.state = SessionState.BACKWARD
-        return self._weights.contribution()
-
-    def _end_exchange(self) -> None:
-        self.state = SessionState.EXCHANGED
-
-    def before_step(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
-        self.require("optimizer.step()", training=True)
-        refuse_within_backward(optimizer, f"rank {self.rank}, step {self.step}: ")
-        self._open_batch()
-        if optimizer not in self.optimizers.waiting:
-            # A second step: the first ended without the other optimizers.
-            self._end_step_before()
-        if not self.optimizers.partly_stepped:
-            self._nonfinite.skipping = False  # that of a step that failed, and never ended
-        if closure is not None:
-            refuse_closure(optimizer, self.strategy)
-        self._note_phase("optimizer")
-        self._windows.announce(steps=True)
-        self.phase.look_before_step()
-        gradients = self.phase.gradients
-        sent = self.state in (SessionState.EXCHANGED, SessionState.STEPPED)
-        if closure is None and gradients is not None and not sent:
-            # Put there by hand, or accumulated: no backward has sent them.
-            gradients.exchange()
-        self.phase.begin_step(with_closure=closure is not None)
-        if closure is None:
-            self._gradients_are_in(optimizer)
-            return None
-        self._nonfinite.begin_closure(optimizer, self.phase.opened)
-        return SharedClosure(
-            lambda: self._exchanged(closure),
-            self.phase.lane_of_equal_gradients(),
-            lambda: 1.0 if gradients is None else gradients.contribution.weight,
-            lambda: self._gradients_are_in(optimizer),
-        )
-
-    def _exchanged(self, closure: Closure) -> Any:
-        """Call a closure, and exchange `p.grad` if no backward within it has sent that."""
-        self.state = SessionState.IDLE
-        loss = closure()
-        if self.phase.gradients is not None and self.state is not SessionState.EXCHANGED:
-            self.phase.gradients.exchange()
-        return loss
-
-    def _gradients_are_in(self, optimizer: Optimizer) -> None:
-        """Skip or refuse a step with NaN or Inf; else complete its gradients."""
-        gradients = self.phase.gradients
-        if gradients is None:
-            self._weights.drop_repetition(parameters_of(optimizer))
-        skipping = self._nonfinite.skipping
-        alone = bool(self.phase.strategy.gradients)
-        if self._nonfinite.leaves_out(optimizer, gradients, self.step, alone=alone):
-            self.skipped_steps += not skipping
-            return
-        if not found_inf(optimizer):
-            self.stale.join(parameters_of(optimizer), unscales_by(optimizer))
-
-    def after_step(self, optimizer: Optimizer) -> None:
-        self._nonfinite.end_closure()
-        self.phase.end_step()
-        self.stale.end_step(used=not self._nonfinite.skipping)
-        self._end_optimizer(optimizer, used=not self._nonfinite.skipping)
-
-    def skipped(self, optimizer: Optimizer) -> None:
-        self._end_optimizer(optimizer, used=False)
-
-    def _end_optimizer(self, optimizer: Optimizer, *, used: bool) -> None:
-        if self.phase.gradients is not None:
-            self.phase.gradients.end_step(optimizer, used=used)
-        self.used_backward = self._last_backward
-        self.optimizers.waiting.discard(optimizer)
-        if self.state is SessionState.EXCHANGED:
-            self.state = SessionState.STEPPED
-        elif self.state is SessionState.ACCUMULATED:
-            self.state = SessionState.IDLE
-        if not self.optimizers.waiting:
-            self._end_step()
-        else:
-            # A forward may run before the other optimizers' steps.
-            self.phase.parameters.debias()
-
-    def _end_step_before(self) -> None:
-        """End the step before the one that begins, which keeps the exchange made since then."""
-        exchanged = self.state is SessionState.EXCHANGED
-        self._end_step()
-        if exchanged:
-            self.state = SessionState.EXCHANGED
-
-    def _end_step(self) -> None:
-        self._windows.announce(steps=True)
-        self.optimizers.begin_step()
-        weight = self._weight_of_step()
-        self._weights.end_step()
-        self._nonfinite.skipping = False
-        self._unused.end_step(in_batch=self.epochs.under_way)
-        if self.state is not SessionState.ACCUMULATED:
-            self.state = SessionState.IDLE
-        self.phase.look_after_step()
-        if self.phase.parameters.exchanges:
-            self._own_copies.after_step()
-            self._note_phase("parameters")
-        self.step += 1
-        self.phase.parameters.after_step(self.step, weight)
-        if self._observer is not None:
-            self._observer.step_ended(self.step - 1, self.peer.clock.now())
-        self.peer.status.note_step(self.step)
-        self._phases.go_on(self.step, self.gather)
-        if not self._looked_at_state:
-            self._look_at_state()
-        if not self.epochs.under_way:  # else the next batch says that the step is over
-            self._equality.between_steps(self.step)
-        self.step_ended(self.step - 1)
-
-    def _weight_of_step(self) -> float:
-        """Return the weight of the step's batches, of all ranks whose gradients it was made with."""
-        if self.phase.gradients is not None:
-            return self.phase.gradients.weight
-        # What this rank alone has left out is no part of its distance from outer parameters.
-        return 0.0 if self._nonfinite.skipping else self._weights.contribution().weight
-
-    def _look_at_state(self) -> None:
-        """Warn after the first step of state that no checkpoint could hold, not hours later."""
-        self._looked_at_state = True
-        problem = self.replica_state.why_not_saved() if self.is_main else ""
-        if problem:
-            _log.warning("session.save would fail: %s", problem)
-
-    def end_batch(self) -> None:
-        if self.looked_on:
-            return
-        self._end_partial_step()
-        if self.step != self._step_of_batch:
-            return
-        if self.state is SessionState.ACCUMULATED:
-            self._windows.announce(adds=True)
-        elif self.state is SessionState.EXCHANGED:
-            self._unused.leave(self.step)
-            self._end_step()
-        else:
-            self._end_left_out()
-
-    def _end_left_out(self) -> None:
-        """Continue after a skipped batch: the step ends here if it does so on other ranks."""
-        with torch.no_grad():
-            # Other ranks may wait for segments that this one only sends in its next forward.
-            self.phase.parameters.merge_forward()
-        ends_step = self._windows.leave_out()
-        self._weights.leave_out()
-        if ends_step is False or (ends_step is None and self._was_accumulated):
-            self.state = SessionState.ACCUMULATED
-            if not self._warned_of_left_out_batch:
-                self._warned_of_left_out_batch = True
-                _log.warning(
-                    "rank %d left a batch out of an accumulation at step %d: it counts nothing, and the step ends "
-                    "where it does on the other ranks",
-                    self.rank,
-                    self.step,
-                )
-            return
-        gradients = self.phase.gradients
-        if not self._warned_of_skipped_batch:
-            self._warned_of_skipped_batch = True
-            _log.warning(
-                "rank %d made no optimizer.step() with the batch of step %d: %s. To add gradients up over batches, put "
-                "all but the last into session.accumulate(); to validate, read the loader itself",
-                self.rank,
-                self.step,
-                "it counts as a step" if gradients is None else "it steps with the other ranks' gradients",
-            )
-        self._step_without_batch()
-
-    def _step_without_batch(self) -> None:
-        """Step with the gradients of other batches: this rank's accumulated ones, and the other ranks'."""
-        gradients, accumulated = self.phase.gradients, self._was_accumulated and self._weights.any_counts
-        if accumulated and scaler_in_use():
-            unscale([p.grad for p in self.storage.parameters.values() if p.grad is not None])
-        if gradients is not None:
-            if accumulated:
-                gradients.exchange()
-            else:
-                self._equality.begin_round(self.step)
-                gradients.take_part()
-        if gradients is None and not accumulated:
-            self._end_step()
-        elif gradients is not None and gradients.nonfinite_anywhere and scaler_in_use():
-            self._end_step()  # the others' scalers leave it out
-        else:
-            self.optimizers.step()
-            # The loop's own zero_grad() may come after the step that it did not make.
-            self.optimizers.zero_grad()
-
-    def _note_dropped(self) -> None:
-        """Note gradients that were dropped.
-
-        They do not count if another session has stepped with that backward, as a GAN's generator does through the
-        discriminator.
+        Args:
+            values, how: as of the built-in `print`; it flushes unless `flush=False`.
         """
-        if not _onlookers.use(self, self._last_backward):
-            self._unused.drop(self.step, in_batch=self.epochs.under_way)
+        if self.is_main:
+            print(*values, **{"flush": True, **how})
 
-    def end_pass(self) -> None:
-        self._unopened = None
-        self.follow_end()
-        for other in _onlookers.of(self):
-            other.follow_end()
+    def open_log(self, folder: str | os.PathLike[str], *loggers: Logger | str) -> None:
+        """Have `log` write to a folder on rank 0; after `load`, where a run goes on.
 
-    def _end_partial_step(self) -> None:
-        """End a step in which some of the optimizers have stepped, and the others will not."""
-        if self.optimizers.partly_stepped:
-            self._end_step()
+        Rows of steps after the present one, which an interrupted run has written, are removed; before the first step
+        all are.
+
+        Args:
+            folder: the directory to write to; made where it is missing.
+            loggers: components, or names: `jsonl`, `csv`, `tensorboard`, `wandb`, a plugin's; `jsonl` where none is
+                given.
+
+        Raises:
+            UserError: no such logger, a library that it needs is not installed, or a file that Hocket did not write is
+                in the way.
+            WriteError: the folder cannot be written.
+        """
+        if not self.is_main:
+            return
+        chosen = [
+            default_registry().resolve(Kind.LOGGER, each)() if isinstance(each, str) else each
+            for each in loggers or ("jsonl",)
+        ]
+        for logger in chosen:
+            logger.check()
+        place = Path(folder)
+        config = self.inner.strategy.resolved()
+        with naming(place):
+            place.mkdir(parents=True, exist_ok=True)
+            claim(place, *(name for logger in chosen for name in logger.files))
+        self._logs += [logger.open(place, config, self.step or None) for logger in chosen]
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Write a row of rank 0's values with the number of ended steps; other ranks' values are ignored.
+
+        Args:
+            values: numbers or texts, by name; a tensor of one element counts as its number. A mean over the ranks is
+                `sum(session.gather(loss.item())) / session.size`.
+        """
+        if self.is_main:
+            plain = {n: v.item() if isinstance(v, Tensor) else v for n, v in values.items()}
+            for log in self._logs:
+                log.write({"step": self.step, **plain})
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's `value` (JSON-able), by rank; collective."""
+        return self.inner.gather(value)
 
     # ---- replicas ----------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        self.require("session.settle")
-        with self.trained_values(shown=False):
-            self._phases.settle()
-
-    def trained_values(self, *, shown: bool = True) -> AbstractContextManager[None]:
-        return self.storage.without_set_values(self.phase.parameters.merge_forward, shown=shown)
-
-    def receive(self) -> None:
-        self.require("session.receive")
-        self._phases.receive()
-
-    def settle_together(self) -> None:
-        """Settle on all ranks, and merge other ranks' changes to this one's values; collective."""
-        self.require("settle")
-        self._phases.settle_together()
+        """Finish all exchanges and merge their results into the parameters, as the next forward would; local."""
+        self.inner.settle()
 
     def consensus(self) -> AbstractContextManager[None]:
-        self.require("session.consensus")
-        self.begin_collective("session.consensus")
-        self._end_partial_step()
-        with ExitStack() as looking:
-            looking.enter_context(self.trained_values())
-            under_way = self._phases.keep()
-            self.settle_together()
-            self._compare_steps("session.consensus")
-            self._tell_of_mode()
-            apart = self._equality.look("session.consensus", self.step, repairs=False)
-            consensus = self._phases.set_to_mean(apart, whole=True)
-            return self._within(consensus, under_way, looking.pop_all())
+        """Set the model of every rank to the replicas' mean; collective.
 
-    def _tell_of_mode(self) -> None:
-        kind = self.optimizers.in_training_mode
-        if not kind or self._warned_of_mode or self.replicas_equal or not self.is_main:
-            return
-        self._warned_of_mode = True
-        _log.warning(
-            "%s is in its training mode, and evaluates other weights than it trains: its eval() within a consensus "
-            "uses each rank's own state, so that ranks evaluate different models. Call optimizer.eval() before "
-            "session.consensus(), and optimizer.train() after it",
-            kind,
-        )
+        Parameters, frozen ones too, become their mean, and BatchNorm's running statistics that by samples, as what
+        `attach` calls statistics. Other buffers have no mean: all ranks get rank 0's, which a line says once by name;
+        those whose shapes differ stay each rank's own. What is equal on all ranks stays as it is, to the bit.
 
-    @contextmanager
-    def _within(self, consensus: Consensus, under_way: UnderWay, looking: ExitStack) -> Iterator[None]:
-        outer, self.state = self.state, SessionState.CONSENSUS
-        with looking:
-            try:
-                with consensus:
-                    yield
-            finally:
-                if self.state is SessionState.CONSENSUS:
-                    under_way.put_back()
-                    self.state = outer
+        Without a `with` statement it changes the replicas for good. In a `with` statement each rank gets its own back
+        at the end:
+
+            with session.consensus():
+                evaluate(model)
+        """
+        return self.inner.consensus()
 
     def replica(self) -> AbstractContextManager[None]:
-        self.require("session.replica")
-        with ExitStack() as looking:
-            looking.enter_context(self.trained_values())
-            under_way = self._phases.keep()
-            self.settle()
-            return self._as_it_is(under_way, self.step, looking.pop_all())
-
-    @contextmanager
-    def _as_it_is(self, under_way: UnderWay, step: int, looking: ExitStack) -> Iterator[None]:
-        with looking:
-            try:
-                yield
-            finally:
-                if (
-                    self.step == step and self.state is not SessionState.CLOSED
-                ):  # nobody has trained on from there
-                    under_way.put_back()
+        """Put this rank's whole replica into the model within a `with` statement; collective."""
+        return self.inner.replica()
 
     def consensus_distance(self) -> float:
-        self.require("session.consensus_distance")
-        self.begin_collective("session.consensus_distance")
-        with self.trained_values():
-            under_way = self._phases.keep()
-            self.settle_together()
-            self._compare_steps("session.consensus_distance")
-            apart = self._equality.look("session.consensus_distance", self.step, repairs=False)
-            distance = self._phases.distance(self.gather, apart)
-            under_way.put_back()
-            return distance
-
-    def _compare_steps(self, call: str) -> None:
-        self._phases.compare_steps(self.step, self._unused.count, call)
-
-    def compare_replicas(self, call: str) -> None:
-        self._equality.look(call, self.step, repairs=True)
+        """Return the root mean square, over ranks, of the replicas' L2 distance from their mean; collective."""
+        return self.inner.consensus_distance()
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
-    def end_step_to_save(self) -> None:
-        if self.state is SessionState.ACCUMULATED:
-            raise CheckpointError(
-                f"rank {self.rank}: save after optimizer.step(), not within an accumulation: the gradients that were "
-                "accumulated so far are no part of a checkpoint"
+    def save(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> Path:
+        """Save the whole state of training into a new directory of `folder`; collective, after a step.
+
+        Training goes on as if nothing had been saved, but for an engine's pipeline, which is drained first. A kill at
+        any time leaves the checkpoints that were complete.
+
+        Args:
+            folder: on a disk that all ranks share; made if it is not there.
+            keep: number of complete checkpoints to keep, the newest; those with other files than Hocket's stay too. All
+                stay where None.
+            more: other objects with `state_dict` and `load_state_dict`, by name: schedulers, a scaler, an EMA model.
+
+        Returns:
+            The checkpoint's directory.
+
+        Raises:
+            CheckpointError: on all ranks: some state cannot be saved; the folder cannot be written, holds checkpoints
+                of later steps, or another job writes into it; or gradients are being accumulated.
+        """
+        self.inner.require("session.save", training=True)
+        with self.inner.trained_values():
+            return Checkpoints(self.inner, Path(folder), more).save(keep)
+
+    def save_on_signal(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> None:
+        """Save and end all ranks on SIGTERM or SIGUSR1; collective, call it right after `attach` or `load`.
+
+        Schedulers send one of them before they take a job's machines away. The ranks save after the next step that all
+        of them can reach, when the next batch is asked for, and leave by SystemExit with status 143. If that takes
+        longer than 25 s the last checkpoint stands. A signal to one rank alone reaches the others too; over `mpi` on
+        several hosts only if all hosts reach rank 0's. mpiexec passes SIGUSR1 on, and ends ranks by SIGTERM at once.
+
+        Args:
+            folder, keep, more: as for `save`.
+
+        Raises:
+            HocketError: it was called before.
+            CheckpointError: on all ranks: some do not see what rank 0 writes into the folder, or it cannot be written.
+        """
+        if self.inner.save_point is not None:
+            raise HocketError(
+                "session.save_on_signal was called before: give it everything that is saved at once"
             )
-        self._end_partial_step()
-        if self.epochs.under_way:
-            self.end_batch()
-        # Here, so that what is sent is counted in what is saved.
-        self.storage.check(take_values=True)
-        self.phase.parameters.merge_forward()
+        require_shared(self.peer, Path(folder))
+        self.inner.save_point = SavePoint(self.inner, lambda: self.save(folder, keep=keep, **more))
 
-    def describe(self) -> dict[str, Any]:
-        return {key: value for key, value in self.strategy.resolved().items() if key != "name"}
+    def load(
+        self, folder: str | os.PathLike[str], *, missing: Literal["error", "start"] = "error", **more: Any
+    ) -> Resumed:
+        """Continue from the newest complete checkpoint in `folder`; collective, right after `attach`.
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        return tensors_of(self.model)
+        With as many ranks as have saved, each continues where it was, bit for bit where the strategy is
+        deterministic: the first pass over `session.data` leaves out the batches that were handed out already.
+        Another number of ranks continues from the replicas' mean, and a warning says what is lost.
 
-    @property
-    def replica_state(self) -> ReplicaState:
-        """Return the state that this rank's replica continues from."""
-        return ReplicaState(self.model, self.optimizers, self.phase, self.stale, self._replica.beside)
+        Args:
+            folder: the folder of `save`, or one checkpoint's directory.
+            missing: the reaction to a folder without a complete checkpoint, or to no folder. With `start` training
+                begins at step 0, so that one script both begins and continues.
+            more: the same names as for `save`; each object's `load_state_dict` is called.
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.replica_state.state_dict()
-
-    def load_state(self, file: StateFile) -> None:
-        self.replica_state.load(file)
-
-    def load_mean(self, files: Sequence[StateFile]) -> None:
-        self.replica_state.load_mean(files)
-        self._phases.begin_equal()
+        Raises:
+            CheckpointError: on all ranks: no complete checkpoint, a damaged one, or one of another strategy, model
+                or optimizer; names file, key, what was expected and what was found. A model that is refused is
+                left as it was.
+        """
+        self.inner.require("session.load", training=True)
+        return Checkpoints(self.inner, Path(folder), more).load(missing)
 
     # ---- closing -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        if self.state in (SessionState.CLOSED, SessionState.BROKEN):
-            return
-        if self._replica.replaced:
-            self.abandon()  # the others may be in the step that this rank did not make
-            return
-        self.begin_collective("the session's end")
-        self._end_partial_step()
-        self.stop_saving_on_signal(together=True)
-        with self.trained_values(shown=False):
-            self._phases.finish()
-            self._compare_steps("the session's end")
-            self.compare_replicas("the session's end")
-            self._windows.close()
-            self.state = SessionState.CLOSED
-            self._phases.close()
-        if self.streamed is not None:
-            self.streamed.close()
-        self.control.close()
-        self._unhook()
-        if self._observer is not None:
-            self._observer.close()
-        self.give_back()
+        """Finish all exchanges and remove the hooks; collective. The model stays usable."""
+        self.inner.close()
 
-    def abandon(self) -> None:
-        self.state = SessionState.BROKEN
-        self.phase.abandon()
-        self._unhook()
-        self.stop_saving_on_signal(together=False)
-        if self._observer is not None:
-            self._observer.abandon()
+    def __enter__(self) -> Self:
+        self.inner.require("`with session`")
+        return self
 
-    def _unhook(self) -> None:
-        self.note_counts(self.model)
-        _onlookers.remove(self)
-        self._weights.close()
-        self.optimizers.unhook()
-        self.phase.unhook()
-        self.storage.release()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for log in self._logs:
+            log.close()
+        if kind is None:
+            self.inner.warn_unreached(self.step)
+            self.close()
+        else:
+            # The other ranks may not be here: closing together would wait for them.
+            self.inner.abandon()
+            if isinstance(error, Exception):  # what ends the process is told otherwise
+                self.peer.announce_leaving(left_by(error, self.step))

@@ -1,6 +1,6 @@
 """`hocket.loader`: a DataLoader that shares its samples out to the ranks.
 
-Which share it reads it learns from the session that reads it (`hocket.session.loader`), so that it can be made before
+Which share it reads it learns from the session that reads it (`hocket.session.data.loader`), so that it can be made before
 `attach` and after; read without a session, from the launcher.
 """
 
@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from hocket import draws
 from hocket.errors import UserError
-from hocket.session.loader import LoaderReading, reading_in_force
+from hocket.session.data.loader import LoaderReading, reading_in_force
 from hocket.task.indices import (
     Alone,
     DealtBatches,

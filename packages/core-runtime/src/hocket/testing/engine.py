@@ -22,8 +22,8 @@ from torch.nn.functional import cross_entropy
 import hocket
 from hocket.session.api import StepResult, TrainStep
 from hocket.session.engine import ReplicaEngine
-from hocket.session.face import Session
-from hocket.session.session import ReplicaSession
+from hocket.session.replica_session import ReplicaSession
+from hocket.session.session import Session
 
 __all__ = ["EngineConformance"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hocket
-from hocket.session.session import ReplicaSession
+from hocket.session.replica_session import ReplicaSession
 
 __all__ = ["inner_of"]
 

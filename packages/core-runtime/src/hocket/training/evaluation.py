@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from hocket.errors import ConfigError
 from hocket.messages import pack, unpack
-from hocket.session.batch import call, parts_of
+from hocket.session.data.batch import call, parts_of
 from hocket.task import Task
 from hocket.task.samples import batch_of
 from hocket.training.devices import moved
@@ -20,7 +20,7 @@ from hocket.training.meters import Meter, Value, meters_of, value_of
 
 if TYPE_CHECKING:
     from hocket.session.api import Loss
-    from hocket.session.face import Session
+    from hocket.session.session import Session
 
 __all__ = ["Evaluation", "evaluate", "evaluate_together"]
 

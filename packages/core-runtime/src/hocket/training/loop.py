@@ -23,9 +23,9 @@ from hocket.disk import naming
 from hocket.errors import NonFiniteError
 from hocket.session.api import Loss
 from hocket.session.attach import attach
-from hocket.session.batch import num_samples, parts_of
+from hocket.session.data.batch import num_samples, parts_of
 from hocket.session.engine import ReplicaEngine
-from hocket.session.face import Session
+from hocket.session.session import Session
 from hocket.task import Task, TaskData
 from hocket.task.loading import loader
 from hocket.trace import Trace

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hocket.errors import UserError
-from hocket.session.batch import num_samples
+from hocket.session.data.batch import num_samples
 
 __all__ = ["split"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket.session.face import Session
+    from hocket.session.session import Session
 
 __all__ = ["TrainingTime"]
 

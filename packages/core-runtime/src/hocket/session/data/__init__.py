@@ -1,0 +1,1 @@
+"""Batches: the loop over them, passes, positions in loaders, and the ranks' agreement on batches."""

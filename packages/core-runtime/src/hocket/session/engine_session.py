@@ -1,0 +1,358 @@
+"""The session of an engine: what hooks, data, checkpoints and the face that scripts see work with."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hocket.checkpoint.files import StateFile
+from hocket.errors import HocketError, SessionError
+from hocket.session.api import Loss, StepResult
+from hocket.session.data.epochs import Epochs
+from hocket.session.data.streams import StreamedSamples
+from hocket.session.data.windows import Windows
+from hocket.session.exchange.active import Counters
+from hocket.session.ranks import local_rank
+from hocket.session.save.again import counted_before, note_counted
+from hocket.session.step.looking_on import only_evaluates
+from hocket.session.step.optimizers import Optimizers
+from hocket.strategy.strategy import Strategy
+from hocket.strategy.unreached import unreached
+from hocket.transport.peer import Peer, gather
+
+__all__ = ["EndsOnRequest", "EngineSession", "SessionState"]
+
+_log = logging.getLogger(__name__)
+
+
+class SessionState(Enum):
+    """The state of a session within its step; it decides which calls are allowed next.
+
+    A step goes from IDLE over BACKWARD and EXCHANGED, and over STEPPED with several optimizers, to IDLE again.
+    """
+
+    IDLE = "between two steps"
+    ACCUMULATED = "after backwards whose gradients were only added up"
+    BACKWARD = "sending gradients"
+    EXCHANGED = "before the optimizers that use what was exchanged"
+    STEPPED = "after the first of several optimizers"
+    CONSENSUS = "within consensus()"
+    BROKEN = "broken"
+    CLOSED = "closed"
+
+
+_CURES = {
+    SessionState.BROKEN: "an error ended this session, and the other ranks may have gone on: attach again",
+    SessionState.CLOSED: "this session is closed: attach again, or do so before it is closed",
+    SessionState.CONSENSUS: "the model holds the replicas' mean within `with session.consensus()`, and gets this "
+    "rank's own replica back at its end, so that a step there would be lost, as would a load, and a save would write "
+    "the mean: do it after",
+}
+
+
+class EndsOnRequest(Protocol):
+    """A save point, as its session sees it."""
+
+    def reach(self) -> None:
+        """Save and leave (SystemExit) after a step on which ranks that were asked to end have agreed."""
+
+    def close(self, *, together: bool) -> None:
+        """Heed no request any more; collective if `together`."""
+
+
+class EngineSession(ABC):
+    """A model in training on one rank, as its engine trains it.
+
+    Attributes:
+        model: the attached model.
+        optimizers: all attached optimizers, as one.
+        state: the session's state within its step.
+        peer: all ranks.
+        rank, size: this rank, and the number of ranks.
+        local_rank: this rank's number among those of its host, as for `cuda:{local_rank}`.
+        is_main: whether this is rank 0, the one that logs and writes.
+        data_rank, data_size: the number of this rank's share of the samples, and the number of shares; ranks that hold
+            parts of one replica of the model read the same share.
+        step: number of steps that have ended; those without an optimizer step (GradScaler found Inf) count.
+        skipped_steps: number of steps that this rank skipped for NaN or Inf in a gradient, with `on_nonfinite="skip"`.
+        replicas_equal: whether all replicas hold the same bits after every step.
+        places_buffers: whether a loaded buffer may have another shape than the model's, or be missing in the model.
+        counters: bytes sent and seconds waited so far.
+        epochs: passes over `data`: the number that have ended, and the one under way.
+        run_id: unique to this session; rank 0's is the one in checkpoints.
+        saved: the newest checkpoint that was saved, on rank 0.
+        passed_over: the damaged checkpoints that the last load has passed over.
+        windows: the ranks' agreement on the batches between two steps; None where an engine has its own.
+        streamed: the samples that travel between ranks; None where none do.
+        save_point: the save of ranks that are asked to end; None unless the user wants it.
+        owns_peer: whether `peer` is of this session alone.
+        step_ended: called with a step's number, from 0, when it has ended.
+    """
+
+    replicas_equal: bool
+    places_buffers = False
+
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], strategy: Strategy, peer: Peer
+    ) -> None:
+        self.model = model
+        self.optimizers = Optimizers(optimizers)
+        self.state = SessionState.IDLE
+        self.strategy = strategy
+        self.peer = peer
+        self.rank, self.size = peer.rank, peer.size
+        self.local_rank = local_rank(peer)
+        self.is_main = peer.rank == 0
+        self.data_rank, self.data_size = peer.rank, peer.size
+        self.step = 0
+        self.skipped_steps = 0
+        self.counters = Counters()
+        self.epochs = Epochs()
+        self.run_id = secrets.token_hex(6)
+        self.saved: Path | None = None
+        self.passed_over: Sequence[Path] = ()
+        self.windows: Windows | None = None
+        self.streamed: StreamedSamples | None = None
+        self.save_point: EndsOnRequest | None = None
+        self.owns_peer = False
+        self.step_ended: Callable[[int], None] = lambda _: None
+        self.control = peer.lane("session")
+        self._warned_unreached = False
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Return the attached optimizer; the first of several."""
+        return self.optimizers.called[0]
+
+    def require(self, what: str, *, training: bool = False) -> None:
+        """Refuse a call that the session's state does not allow.
+
+        Args:
+            what: the call, for the message.
+            training: whether it needs the trained replica, which is not in the model within `consensus()`.
+
+        Raises:
+            SessionError: the call is not allowed now; says why, and what to do.
+        """
+        if self.state in _CURES and (training or self.state is not SessionState.CONSENSUS):
+            raise SessionError(f"{what} on rank {self.rank} after step {self.step}: {_CURES[self.state]}")
+
+    # ---- the loop ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
+        """Carry out `session.train_batch`."""
+
+    @abstractmethod
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Carry out `session.accumulate`."""
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Carry out `session.clip_grad_norm_`.
+
+        Raises:
+            HocketError: the engine steps parts of the model by itself.
+        """
+        raise HocketError(
+            "session.clip_grad_norm_ finds no gradients, as the engine steps the model's parts by itself: set the "
+            "engine's clip_grad_norm"
+        )
+
+    @abstractmethod
+    def delay(self, seconds: float) -> None:
+        """Carry out `session.delay`."""
+
+    def samples(self) -> StreamedSamples | None:
+        """Return the samples that travel between ranks; None where none do."""
+        exchange = self.strategy.samples
+        if exchange is not None and self.streamed is None:
+            self.streamed = StreamedSamples(exchange, self.peer, self.data_rank, self.data_size)
+        return self.streamed
+
+    @property
+    @abstractmethod
+    def weight(self) -> float:
+        """Return the weight of this rank's current batch in means; 0 for a repetition, where it is out of data."""
+
+    @property
+    def evaluates(self) -> bool:
+        """Tell whether the model seems to be evaluated now."""
+        return only_evaluates(self.model)
+
+    @property
+    def looked_on(self) -> bool:
+        """Tell whether the current batch seems to be one of evaluation: nothing was trained with it."""
+        return False
+
+    @abstractmethod
+    def begin_batch(self, weight: float) -> None:
+        """Begin a batch; `data` calls it.
+
+        Args:
+            weight: of this rank's batch in the mean, 0 or more.
+        """
+
+    @abstractmethod
+    def end_batch(self) -> None:
+        """End a step whose batch was skipped, or whose optimizer did not step; `data` calls it."""
+
+    @abstractmethod
+    def end_pass(self) -> None:
+        """End a loop over `data`, which calls it."""
+
+    def begin_collective(self, call: str) -> None:
+        """Check that all ranks left the last pass over `data` after the same batch, for the same call; collective.
+
+        Every collective call after a loop begins with it. Without it, its messages could be mixed up with those of
+        ranks that are still in their loop.
+
+        Args:
+            call: the name of the call that begins.
+        """
+        if self.goes_together:
+            self.epochs.leave_together(self.peer, call)
+
+    @property
+    def goes_together(self) -> bool:
+        """Tell whether ranks exchange anything in their loops, so that they leave them after the same batch."""
+        strategy = self.strategy
+        exchanges = strategy.gradients or strategy.parameters or strategy.phases
+        return bool(exchanges) or self.data_size < self.size
+
+    def count_on(self) -> None:
+        """Continue the step count of the model's earlier sessions in this job; collective."""
+        self.step, self.epochs.ended = gather(self.peer, counted_before(self.model))[0]
+        self.peer.status.note_step(self.step)
+
+    def note_counts(self, model: nn.Module) -> None:
+        """Save the counts for the model's next session."""
+        note_counted(model, self.step, self.epochs.ended)
+
+    def warn_unreached(self, steps: int) -> None:
+        """Warn of phases and exchanges that `steps` steps never reach, or lose; once a session."""
+        if self.is_main and steps and not self._warned_unreached:
+            for warning in unreached(self.strategy, steps, self.data_size):
+                _log.warning(warning)
+        self._warned_unreached = True
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's `value` (JSON-able), by rank; collective."""
+        return self.gathered(value, "session.gather")
+
+    def gathered(self, value: Any, call: str) -> list[Any]:
+        """Gather for a call of the user's; collective."""
+        self.require(call)
+        self.begin_collective(call)
+        return gather(self.peer, value, what=call)
+
+    @abstractmethod
+    def end_step_to_save(self) -> None:
+        """End a step without an optimizer step (GradScaler found Inf), as the next batch would; `save` calls it."""
+
+    @abstractmethod
+    def compare_replicas(self, call: str) -> None:
+        """Check that replicas which the strategy keeps equal are equal, else set them to their mean; collective.
+
+        Args:
+            call: the call that compares them.
+
+        Raises:
+            DisagreementError: they differ, and that is to be an error.
+        """
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return the strategy as plain configuration, and other facts that a checkpoint's reader must share."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return this rank's parameters and buffers by name, in their own memory."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state by sections: `model` as `tensors` returns it, `optimizer`, and more.
+
+        Tensors are the session's own, not copies.
+        """
+
+    @abstractmethod
+    def enter_phase_of(self, step: int) -> None:
+        """Open the exchanges in force after `step` steps, to load their state; collective."""
+
+    @abstractmethod
+    def load_state(self, file: StateFile) -> None:
+        """Continue from a result of `state_dict` on this rank.
+
+        Args:
+            file: this rank's file of a checkpoint.
+
+        Raises:
+            CheckpointError: something does not take its state.
+        """
+
+    @abstractmethod
+    def load_mean(self, files: Sequence[StateFile]) -> None:
+        """Continue from the mean of another number of ranks.
+
+        Args:
+            files: of all ranks that have saved.
+
+        Raises:
+            CheckpointError: something does not take its state, or there is no mean.
+        """
+
+    # ---- replicas ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Carry out `session.settle`."""
+
+    def receive(self) -> None:
+        """Wait for all exchanges under way, without merging them before they are due."""
+        self.settle()
+
+    @abstractmethod
+    def consensus(self) -> AbstractContextManager[None]:
+        """Carry out `session.consensus`."""
+
+    @abstractmethod
+    def replica(self) -> AbstractContextManager[None]:
+        """Carry out `session.replica`."""
+
+    @abstractmethod
+    def consensus_distance(self) -> float:
+        """Carry out `session.consensus_distance`."""
+
+    def trained_values(self) -> AbstractContextManager[None]:
+        """Let parameters hold what is trained, in place of values that the user has set for a while."""
+        return nullcontext()
+
+    # ---- closing -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def close(self) -> None:
+        """Carry out `session.close`."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Take the hooks off without the other ranks, which may not be here."""
+
+    def stop_saving_on_signal(self, *, together: bool) -> None:
+        """End `session.save_on_signal`; collective if `together`; `close` and `abandon` call it."""
+        if self.save_point is not None:
+            self.save_point.close(together=together)
+            self.save_point = None
+
+    def give_back(self) -> None:
+        """Give back the session's own endpoint, if it has one; collective; `close` ends with it."""
+        if self.owns_peer:
+            self.peer.close()

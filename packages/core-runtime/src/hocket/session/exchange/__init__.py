@@ -1,0 +1,1 @@
+"""Exchanges while they are open: phases, channels, parameters, outer parameters, and equal replicas."""

@@ -1,0 +1,437 @@
+"""The exchange of parameters after the optimizer's step.
+
+- Overlap none, without delay: sent and merged before `optimizer.step()` returns.
+- Overlap forward: sent when the next forward begins, in the order of the segments (see `send_window`), and merged
+  segment by segment before that first reads them (see `forward`), or before another step of the optimizer. Changes to
+  parameters after a step (pruning masks, clipped weights) are sent too. Ranks that share memory merge in place, all
+  segments at once. Without such changes the results equal those of overlap none, bit for bit.
+- With a delay: sent after a step, and merged so many steps later, after that step's optimizer. Merge add does it as
+  x += combination - sent, which keeps the replicas' mean (with delay 1 Assran et al. 2019, Overlap-SGP).
+
+With an outer optimizer ranks send the distance from outer parameters, and merge these (see `outer`).
+
+Where a push-sum weight w travels with a segment, the model computes with x / w and the optimizer steps x: the
+parameters are multiplied by w before its step and divided by it afterwards (Assran et al. 2019, algorithm 1). For
+float16 and bfloat16 parameters x is kept in float32, and the optimizer's changes are added to it (`unrounded`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hocket.config.component import component_name
+from hocket.errors import NonFiniteError, some
+from hocket.outer.api import Merge
+from hocket.outer.merge import AddDisplacement
+from hocket.plan.layout import WEIGHT
+from hocket.segment.segment import Segment, view_of
+from hocket.segment.storage import Pieces
+from hocket.session.exchange.active import ActiveExchange
+from hocket.session.exchange.buffers import BufferMean
+from hocket.session.exchange.outer import OuterSegment
+from hocket.session.exchange.unrounded import Unrounded
+from hocket.strategy.exchange import Overlap
+from hocket.transport.lane import Lane
+
+__all__ = ["ParameterMix"]
+
+_log = logging.getLogger("hocket")
+
+
+# From so many elements on, one compiled pass is faster than torch's five.
+_SMALLEST_FUSED = 1 << 16
+
+
+class ParameterMix:
+    """An exchange of the slot, with its segments under way.
+
+    Args:
+        opened: the open exchange over this rank's scope.
+        places: of each of its segments, the places of the parameters.
+        num_segments: of the whole model, of which this rank may exchange a share.
+        take_values: takes over values that parameters were set to (`p.data = ...`) since the step's end.
+        buffers: averages the model's buffers; None where they are the ranks' own.
+        any_frozen: returns whether a parameter is frozen on this rank now.
+    """
+
+    def __init__(
+        self,
+        opened: ActiveExchange,
+        places: Sequence[Pieces],
+        num_segments: int,
+        take_values: Callable[[], None],
+        buffers: BufferMean | None,
+        any_frozen: Callable[[], bool],
+    ) -> None:
+        self.opened = opened
+        exchange = opened.exchange
+        self._buffers = buffers
+        self.overlap, self._delay, self._merges = exchange.overlap, exchange.delay, exchange.merge
+        self._num_segments = num_segments
+        self._places = {s.index: (s, pieces) for s, pieces in zip(opened.segments, places, strict=True)}
+        # The segments that are sent from where the parameters are, and whose combination lands there.
+        ends = [(i, s, pieces[0][1].data_ptr()) for i, (s, pieces) in self._places.items()]
+        self._sent = {i for i, s, address in ends if s.outgoing.data_ptr() == address}
+        self._landing = {i for i, s, address in ends if s.incoming.data_ptr() == address}
+        self._take_values = take_values
+        #: Whether overlap forward sends and merges when a step ends, as nobody tells when a forward begins.
+        self.at_steps_end = False
+        # The number of the step that the exchange follows.
+        self._step = 0
+        # The segments that are to be sent after it, or wait for the next forward.
+        self._due: list[int] = []
+        #: The push-sum weight of each segment, by its index; empty where none travels.
+        self.weights: dict[int, float] = {}
+        if exchange.carries_weight:
+            self.weights = dict.fromkeys(self._places, 1.0)
+        #: What x is, by the segment's index, where parameters are too short for it.
+        self.unrounded = {
+            i: Unrounded(pieces[0][1], segment.outgoing.dtype)
+            for i, (segment, pieces) in self._places.items()
+            if i in self.weights and segment.outgoing.dtype != pieces[0][1].dtype
+        }
+        #: The outer parameters of each segment, by its index; empty where there are none.
+        self.outer: dict[int, OuterSegment] = {}
+        if exchange.outer is not None:
+            self.outer = {i: OuterSegment(exchange, *place, any_frozen) for i, place in self._places.items()}
+        # What ranks agree over on weights, and on which parameters have moved, before a compressor remembers them.
+        self._weights_lane: Lane | None = None
+        traits, packing = exchange.collective.traits, opened.channel.packing
+        remembers = packing is not None and packing.traits.keeps_residual
+        if self.outer and remembers and traits.divides_by_weight and traits.equal_result:
+            self._weights_lane = opened.peer.lane(f"{exchange.name} weights")
+        # The segments whose parameters hold x, and not x / w.
+        self._biased: set[int] = set()
+        # The segments whose `outgoing` holds the next message already, and whether that is finite.
+        self._copied: dict[int, bool] = {}
+        # The segments that were sent before a check for NaN and Inf.
+        self._unseen: set[int] = set()
+
+    @property
+    def due(self) -> bool:
+        """Tell whether segments wait for the next forward."""
+        return bool(self._due)
+
+    @property
+    def under_way(self) -> bool:
+        """Tell whether segments wait for the next forward, or were sent in it and are not merged yet."""
+        return self.due or not self.opened.idle
+
+    def started(self) -> set[int]:
+        """Return the numbers of the segments that are under way."""
+        return {index for index, (segment, _) in self._places.items() if self.opened.started(segment)}
+
+    def bias(self) -> None:
+        """Set parameters to x, which the optimizer steps, in place of x / w, which the model computes with."""
+        for index in self.weights.keys() - self._biased:
+            self._biased.add(index)
+            if index in self.unrounded:
+                self.unrounded[index].bias(self.weights[index])
+            elif self.weights[index] != 1.0:
+                for _, target in self._places[index][1]:
+                    target.mul_(self.weights[index])
+
+    def debias(self) -> None:
+        """Set parameters to x / w, which the model computes with, except those that a merge overwrites."""
+        for index in sorted(self._biased):
+            if self._delay or not self.opened.started(self._places[index][0]):
+                self._debias(index)
+
+    def set_weights(self, weights: dict[int, float], values: Mapping[int, Tensor] | None = None) -> None:
+        """Set the push-sum weights of segments, with parameters as x / w; no segment may be under way.
+
+        Args:
+            weights: by the segment's index.
+            values: a result of `values`, where parameters' dtypes are too short for x.
+        """
+        self.weights = weights
+        self._biased = set()
+        for index, value in (values or {}).items():
+            self.unrounded[index].value.copy_(value)
+
+    def values(self) -> dict[int, Tensor]:
+        """Return copies of x where parameters' dtypes are too short for it, by the segment's index."""
+        return {index: unrounded.value.clone() for index, unrounded in self.unrounded.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return push-sum weights and values, and the outer state, by parameter."""
+        places = [(weight, self._places[index][0]) for index, weight in self.weights.items()]
+        return {
+            "weights": {span.name: weight for weight, segment in places for span in segment.spans},
+            "values": self._values_by_name(),
+            "outer": {
+                name: kept for outer in self.outer.values() for name, kept in outer.state_dict().items()
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a result of `state_dict`, with parameters as x / w."""
+        firsts = {index: self._places[index][0].spans[0].name for index in self.weights}
+        self.set_weights({index: state["weights"][name] for index, name in firsts.items()})
+        for name, value in self._values_by_name().items():
+            value.copy_(state["values"][name])
+        for outer in self.outer.values():
+            outer.load_state_dict(state["outer"])
+
+    def _values_by_name(self) -> dict[str, Tensor]:
+        return {
+            span.name: view_of(unrounded.value, span)
+            for index, unrounded in self.unrounded.items()
+            for span in self._places[index][0].spans
+        }
+
+    def _debias(self, index: int) -> None:
+        self._biased.discard(index)
+        if index in self.unrounded:
+            self.unrounded[index].debias(self.weights[index])
+        elif self.weights[index] != 1.0:
+            for _, target in self._places[index][1]:
+                target.div_(self.weights[index])
+
+    def after_step(self, step: int, weight: float) -> None:
+        """Merge segments that are due, and send the next ones; with overlap forward at the next forward.
+
+        Args:
+            step: the number of the step that has ended, from 1.
+            weight: of its batches (see `outer`).
+
+        Raises:
+            NonFiniteError: a parameter that was about to be sent is NaN or Inf.
+        """
+        for outer in self.outer.values():
+            outer.count(weight)
+        due = self._due_after(step)
+        if self._delay:
+            ready = [
+                i for i in self._due_after(step - self._delay) if self.opened.started(self._places[i][0])
+            ]
+            if ready:
+                self.bias()
+            for index in ready:
+                self.merge(index, sends=index in due)
+        else:
+            self.merge_all()
+        self._step, self._due = step, due
+        if self.overlap is not Overlap.FORWARD or self.at_steps_end:
+            self.begin()
+            if not self._delay:
+                self.merge_all()
+        self.debias()
+        if self._buffers is not None and self.opened.exchange.averages_buffers_after(
+            step, self.opened.peer.size
+        ):
+            self._buffers.average()
+
+    def take_changes(self) -> None:
+        """Add other ranks' changes to parameters since the last outcome; collective, with no exchange under way."""
+        for segment, pieces in self._places.values():
+            changes = self.opened.channel.take_changes(segment)
+            if changes is None:  # on all ranks alike
+                return
+            self.opened.count_partners(self.opened.channel.take_partners(segment))
+            for place, target in pieces:
+                target.add_(changes[place].to(target.device))
+
+    def take_late(self) -> None:
+        """Step outer parameters by the mean of distances that no round has sent; collective.
+
+        With momentum, which continues by itself, it would be one step too many: the rest is dropped.
+        """
+        opened, outer = self.opened, self.opened.exchange.outer
+        late = {i: opened.channel.take_stale(self._places[i][0]) for i in self.outer}
+        kept = {i: distance for i, distance in late.items() if distance is not None}
+        if outer is None or not kept:  # on all ranks alike
+            return
+        if not outer.additive:
+            _log.warning(
+                "%s: %s steps with momentum, so the ranks' distances that are left in residuals are dropped",
+                opened.exchange.name,
+                component_name(outer),
+            )
+            return
+        lane = opened.peer.lane(f"{opened.exchange.name} late")
+        for index, distance in kept.items():
+            total = torch.empty_like(distance)
+            lane.iallreduce(distance.numpy(), total.numpy()).wait()
+            self.outer[index].step(total.mul_(opened.scale))
+        lane.close()
+
+    def close(self) -> None:
+        """Close the lanes beside the exchange; collective."""
+        if self._weights_lane is not None:
+            self._weights_lane.close()
+        if self._buffers is not None:
+            self._buffers.close()
+
+    def _due_after(self, step: int) -> list[int]:
+        """Return the segments that are sent after a step."""
+        exchange, size = self.opened.exchange, self.opened.peer.size
+        if not exchange.stagger:
+            return list(self._places) if exchange.is_due(step, 0, 1, size) else []
+        return [i for i in self._places if exchange.is_due(step, i, self._num_segments, size)]
+
+    def begin(self) -> None:
+        """Send the segments that are due, if they are not sent yet."""
+        if not self._due:
+            return
+        if self.overlap is Overlap.FORWARD:  # long after the step, at whose end they were taken over
+            self._take_values()
+        due, self._due = self._due, []
+        self.bias()
+        mean_weights = self._agree(due)
+        for index in due:
+            segment = self._fill(index, mean_weights.get(index, 1.0))
+            if self.overlap is Overlap.FORWARD:
+                self.opened.start_in_window(segment)
+            elif self._delay:
+                self.opened.start(segment)
+        if self.overlap is Overlap.NONE and not self._delay:
+            self.opened.start_all(due)
+        if self.overlap is not Overlap.FORWARD:  # messages are made, and a checkpoint may follow
+            for index in mean_weights:
+                self.outer[index].give_back()
+
+    def _fill(self, index: int, mean_weight: float) -> Segment:
+        """Fill the message of segment number `index`, and return the segment."""
+        segment, pieces = self._places[index]
+        finite = self._copied.pop(index, None)
+        # A NaN in another rank's distance from outer parameters does not show in this rank's own.
+        found_later = self.opened.channel.finds_nonfinite(segment) and index not in self.outer
+        if not (finite or found_later):
+            self._refuse_nonfinite(segment, pieces)
+        if index in self.outer:
+            self.outer[index].send(mean_weight)
+        elif index in self.unrounded:
+            segment.outgoing[: segment.numel].copy_(self.unrounded[index].step())
+        elif finite is None and index not in self._sent:
+            for place, target in pieces:
+                segment.outgoing[place].copy_(target)
+        if self.weights:
+            segment.outgoing_trailer[WEIGHT] = self.weights[index]
+        return segment
+
+    def _agree(self, due: Sequence[int]) -> Mapping[int, float]:
+        """Return the ranks' mean batch weight, by the index of segments that are due; collective.
+
+        Residuals of parameters that no rank has moved are held back from the segments.
+        """
+        lane = self._weights_lane
+        if lane is None:
+            return {}
+        moved = {index: self.outer[index].moved() for index in due}
+        own = np.array([n for index in due for n in (self.outer[index].weight, *moved[index])], np.float64)
+        total = np.empty_like(own)
+        self.opened.wait_for(lambda: lane.iallreduce(own, total), "weights", own.nbytes)
+        means, start = {}, 0
+        assert self.opened.channel.packing is not None
+        for index in due:
+            means[index] = float(total[start]) / lane.size
+            end = start + 1 + len(moved[index])
+            state = self.opened.channel.packing.states[index]
+            self.outer[index].hold(state.residual, (total[start + 1 : end] != 0).tolist())
+            start = end
+        return means
+
+    def merge(self, index: int, *, sends: bool = False) -> None:
+        """Finish segment number `index`, if it is under way, and merge the result into the parameters.
+
+        Args:
+            sends: whether the parameters are sent again at once, so that one pass can merge and copy.
+        """
+        if index not in self._places or not self.opened.started(self._places[index][0]):
+            return
+        segment, pieces = self._places[index]
+        outcome = self.opened.finish(segment)
+        if index in self._unseen:
+            self._unseen.discard(index)
+            if not segment.sent_is_finite():
+                self._raise_nonfinite(segment, pieces, (self.opened.peer.rank,))
+        if outcome.nonfinite:
+            self._raise_nonfinite(segment, pieces, outcome.nonfinite)
+        if self.weights:
+            # With a delay nothing has changed the weight since it was sent.
+            self.weights[index] = float(segment.incoming_trailer[WEIGHT])
+        if index in self.outer:
+            self.outer[index].take(self.opened.scale)
+        elif index in self.unrounded:
+            self._take(segment, [(slice(0, segment.numel), self.unrounded[index].step())])
+            self.unrounded[index].show()
+        elif self._delay and _fuses(segment, pieces, self._merges):
+            self._take_in_one_pass(segment, pieces[0][1], sends=sends)
+        else:
+            self._take(segment, pieces)
+        if index in self._biased and self.overlap is Overlap.FORWARD:
+            self._debias(index)
+
+    def _take(self, segment: Segment, pieces: Pieces) -> None:
+        scale = self.opened.scale
+        if segment.index in self._landing:
+            if scale != 1.0:
+                for _, target in pieces:
+                    target.mul_(scale)
+            return
+        combined = segment.incoming[: segment.numel]
+        if self._delay or not self._merges.takes_all:
+            combined.mul_(scale)
+            for place, target in pieces:
+                sent = segment.outgoing[place] if self._merges.needs_sent else None
+                self._merges.merge(target, combined[place], sent)
+        elif combined.dtype == pieces[0][1].dtype:
+            for place, target in pieces:
+                torch.mul(combined[place], scale, out=target)
+        else:
+            combined.mul_(scale)
+            for place, target in pieces:
+                target.copy_(combined[place])
+
+    def _take_in_one_pass(self, segment: Segment, target: Tensor, *, sends: bool) -> None:
+        """Merge as `_take` does with a delay and merge add, and copy the result into `outgoing`."""
+        from hocket.kernels import merge_delayed
+
+        combined, sent = (flat[: segment.numel].numpy() for flat in (segment.incoming, segment.outgoing))
+        finite = merge_delayed(target.numpy(), combined, self.opened.scale, sent, sends=sends)
+        if sends:
+            self._copied[segment.index] = finite
+
+    def merge_all(self) -> None:
+        """Finish and merge all segments that are under way or due."""
+        self.begin()
+        if self.opened.idle:
+            return
+        if self._delay:
+            self.bias()
+        for index in self._places:
+            self.merge(index)
+
+    def _refuse_nonfinite(self, segment: Segment, pieces: Pieces) -> None:
+        if segment.on_device:
+            self._unseen.add(segment.index)  # checked once it is copied from the device: now would be a wait
+        # One pass, which a single NaN or Inf poisons; only then each parameter on its own.
+        elif not all(math.isfinite(float(target.sum())) for _, target in pieces):
+            self._raise_nonfinite(segment, pieces, (self.opened.peer.rank,))
+
+    def _raise_nonfinite(self, segment: Segment, pieces: Pieces, ranks: Sequence[int]) -> None:
+        """Raise for NaN or Inf from `ranks` of the scope; this rank's parameters hold it in any case."""
+        values = torch.cat([target for _, target in pieces])
+        names = [s.name for s in segment.spans if not bool(torch.isfinite(values[s.start : s.stop]).all())]
+        if names:
+            whose = " and ".join(str(self.opened.ranks[rank]) for rank in ranks)
+            raise NonFiniteError(
+                f"parameter {some(names)} of rank {whose} is NaN or Inf after step {self._step}, where "
+                f"{self.opened.exchange.name} sends it: lower the learning rate, or clip gradients"
+            )
+
+
+def _fuses(segment: Segment, pieces: Pieces, merges: Merge) -> bool:
+    """Return whether one compiled pass can merge, and pays: merge add, on the CPU, of one dtype."""
+    target = pieces[0][1]
+    same = target.dtype == segment.outgoing.dtype == segment.incoming.dtype
+    alike = same and target.device.type == "cpu" and len(pieces) == 1 and isinstance(merges, AddDisplacement)
+    return alike and segment.numel >= _SMALLEST_FUSED

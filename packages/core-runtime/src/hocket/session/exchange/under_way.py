@@ -1,0 +1,84 @@
+"""Delayed exchanges under way while replicas are read: they are merged for reading, and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.collective.api import Outcome
+from hocket.segment.segment import Segment
+from hocket.session.exchange.parameters import ParameterMix
+
+__all__ = ["UnderWay"]
+
+
+@dataclass(frozen=True)
+class _ExchangeBackup:
+    """The state that merging one exchange changes, beside parameters.
+
+    Attributes:
+        mix: the exchange.
+        received: each segment under way, with its sent and its received data, and its outcome.
+        weights, values: the push-sums.
+        outer: the tensors of outer parameters and their optimizer, each with a copy.
+    """
+
+    mix: ParameterMix
+    received: Sequence[tuple[Segment, Tensor, Tensor, Outcome]]
+    weights: dict[int, float]
+    values: dict[int, Tensor]
+    outer: Sequence[tuple[Tensor, Tensor]]
+
+
+class UnderWay:
+    """A backup of exchanges under way and of the tensors that they merge into.
+
+    It waits for exchanges under way. A delay merges them steps later; a reader of the replicas merges them at once, and
+    calls `put_back`, so that training continues unchanged. Without delays, nothing is copied.
+
+    Args:
+        exchanges: of this rank. Where other ranks change its values between rounds (`passive`), nothing is put back, as
+            that would undo their changes.
+        flats: the parameters' memory.
+    """
+
+    @torch.no_grad()
+    def __init__(self, exchanges: Sequence[ParameterMix], flats: Sequence[Tensor]) -> None:
+        passive = any(mix.opened.exchange.collective.traits.passive for mix in exchanges)
+        delayed = [mix for mix in exchanges if mix.opened.exchange.delay and not mix.opened.idle]
+        self._kept = [] if passive else [_keep(mix) for mix in delayed]
+        self._flats = [(flat, flat.clone()) for flat in flats] if self._kept else []
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Restore parameters and exchanges."""
+        for flat, copy in self._flats:
+            flat.copy_(copy)
+        for kept in self._kept:
+            for segment, outgoing, incoming, outcome in kept.received:
+                segment.outgoing.copy_(outgoing)
+                segment.incoming.copy_(incoming)
+                kept.mix.opened.put_back(segment, outcome)
+            kept.mix.set_weights(kept.weights, kept.values)
+            for tensor, copy in kept.outer:
+                tensor.copy_(copy)
+
+
+def _keep(mix: ParameterMix) -> _ExchangeBackup:
+    opened = mix.opened
+    received = []
+    for segment in opened.segments:
+        if opened.started(segment):
+            outcome = opened.receive(segment)
+            received.append((segment, segment.outgoing.clone(), segment.incoming.clone(), outcome))
+    remembered: list[dict[str, Any]] = [
+        of_parameter for outer in mix.outer.values() for of_parameter in outer.state_dict().values()
+    ]
+    tensors = {id(t): t for of_parameter in remembered for t in of_parameter.values()}
+    return _ExchangeBackup(
+        mix, received, dict(mix.weights), mix.values(), [(t, t.clone()) for t in tensors.values()]
+    )

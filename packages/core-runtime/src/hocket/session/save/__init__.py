@@ -1,0 +1,1 @@
+"""Saving and loading: checkpoints, save points, and the replicas' mean."""

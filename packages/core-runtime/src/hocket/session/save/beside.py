@@ -1,0 +1,157 @@
+"""The tensors of a model beside its trained parameters: frozen ones and buffers, of which not all have a mean."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hocket.checkpoint.subclasses import is_composite, plain_tensors
+from hocket.errors import some
+from hocket.plan.buffers import averaged_buffers
+from hocket.session.exchange.checksums import compare
+from hocket.session.ranks import broadcast_tensor
+from hocket.session.save.set_to_mean import set_to_mean
+from hocket.session.statistics import synchronises
+from hocket.session.step.weights import BatchWeights
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer, gather
+
+__all__ = ["Beside", "Differing"]
+
+_log = logging.getLogger("hocket")
+
+#: What BatchNorm counts, which says nothing to anybody who reads of buffers that differ.
+_UNTOLD = "num_batches_tracked"
+
+
+@dataclass(frozen=True)
+class Differing:
+    """The tensors beside the trained parameters that differ between ranks.
+
+    Attributes:
+        parameters: frozen ones, which get their plain mean.
+        statistics: buffers that get their mean by samples.
+        others: buffers that become rank 0's.
+        share: the weight of this rank's statistics in the mean.
+    """
+
+    parameters: Sequence[Tensor]
+    statistics: Sequence[Tensor]
+    others: Sequence[Tensor]
+    share: float
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Return all of these tensors, as this rank has them."""
+        return [*self.parameters, *self.statistics, *self.others]
+
+    def make_one(self, lane: Lane) -> None:
+        """Make the tensors equal on all ranks of a lane; collective."""
+        for tensor in self.parameters:
+            set_to_mean(tensor, lane)
+        for tensor in self.statistics:
+            set_to_mean(tensor, lane, self.share)
+        for plain in (plain for tensor in self.others for plain in plain_tensors(tensor)):
+            broadcast_tensor(plain, lane, 0)
+
+
+class Beside:
+    """A model's frozen parameters and buffers, on all ranks.
+
+    Only a statistic has a mean: that of the unit vectors of a spectral norm is no unit vector, and a queue's or a
+    mask's is none at all.
+
+    Args:
+        model: the model; its tensors are looked up each time, as a module may replace them.
+        trained: names of its trained parameters.
+        named: buffers that the user calls statistics, as `averaged_buffers` takes them.
+        peer: all ranks.
+        weights: of this rank's batches; their sum is the weight of its statistics.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: Iterable[str],
+        named: Sequence[str],
+        peer: Peer,
+        weights: BatchWeights,
+    ) -> None:
+        self._model, self._trained, self._named = model, frozenset(trained), tuple(named)
+        self._peer, self.weights = peer, weights
+        self.num_ranks = peer.size
+        self._warned_of: set[str] = set()
+        # How many batches each statistic was of when all ranks held the same.
+        self._equal_after: dict[str, Tensor] = {}
+
+    def statistics(self) -> dict[str, Tensor]:
+        """Return the buffers that have a mean, by name."""
+        return averaged_buffers(self._model, self._named)
+
+    def note_equal(self, names: Sequence[str] | None = None) -> None:
+        """Note that all ranks hold the same statistics, or only those with the given names."""
+        counts = self._counts()
+        self._equal_after = {n: counts[n].clone() for n in counts if names is None or n in names}
+
+    def equal_statistics(self) -> dict[str, Tensor]:
+        """Return by name the statistics that should be equal.
+
+        They were so once, and are unchanged since, or of modules that see the batches of all ranks.
+        """
+        noted = self._equal_after
+        equal = {n for n, count in self._counts().items() if n in noted and torch.equal(noted[n], count)}
+        modules = dict(self._model.named_modules())
+        equal |= {n for n in noted if synchronises(modules.get(n.rpartition(".")[0]), self.num_ranks)}
+        return {name: tensor for name, tensor in self.statistics().items() if name in equal}
+
+    def _counts(self) -> dict[str, Tensor]:
+        """Return the number of batches in each statistic, by name, where a module counts them."""
+        buffers = dict(self._model.named_buffers())
+        counters = {name: f"{name.rpartition('.')[0]}.{_UNTOLD}".lstrip(".") for name in self.statistics()}
+        return {name: buffers[counter] for name, counter in counters.items() if counter in buffers}
+
+    def differing(self, *, others: bool) -> Differing:
+        """Find the tensors that differ between ranks; collective.
+
+        Args:
+            others: whether to include buffers without a mean, which are logged once by name.
+        """
+        frozen = {name: p for name, p in self._model.named_parameters() if name not in self._trained}
+        statistics = self.statistics()
+        found = {**frozen, **(dict(self._model.named_buffers()) if others else statistics)}
+        compared = compare(self._peer, found)
+        names, alike = sorted(compared.differing), sorted(compared.alike)
+        means = [n for n in alike if found[n].is_floating_point() and not is_composite(found[n])]
+        parameters = [name for name in means if name in frozen]
+        averaged = [name for name in means if name in statistics]
+        rest = [name for name in alike if name not in parameters and name not in averaged]
+        if others:
+            self._tell_rank0s([name for name in rest if not name.endswith(_UNTOLD)])
+            self.warn_unlike([name for name in names if name not in alike])
+        samples = gather(self._peer, self.weights.total) if averaged else [0.0]
+        share = samples[self._peer.rank] * len(samples) / sum(samples) if sum(samples) else 1.0
+        kinds = [[found[name].data for name in kind] for kind in (parameters, averaged, rest)]
+        return Differing(kinds[0], kinds[1], kinds[2], share)
+
+    def _tell_rank0s(self, names: Sequence[str]) -> None:
+        self._tell(
+            names,
+            "session.consensus: %s: differs between ranks, and is no running statistic, of which alone there is a "
+            "mean: all ranks get rank 0's. hocket.attach(..., statistics=[names]) has more buffers averaged",
+        )
+
+    def warn_unlike(self, names: Sequence[str]) -> None:
+        """Warn once of each buffer that has several shapes, so that each rank keeps its own."""
+        self._tell(
+            names, "the model's %s: is of another shape or dtype on another rank, and stays each rank's own"
+        )
+
+    def _tell(self, names: Sequence[str], what: str) -> None:
+        new = [name for name in names if name not in self._warned_of]
+        self._warned_of.update(new)
+        if new and self._peer.rank == 0:
+            _log.warning(what, some(new))

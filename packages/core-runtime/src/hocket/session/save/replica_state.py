@@ -1,0 +1,211 @@
+"""A replica's state in a checkpoint, to continue a rank from its own or from the mean of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.checkpoint.files import (
+    StateFile,
+    mean_of_mappings,
+    mean_of_section,
+    mean_of_tensor,
+    why_no_mean,
+)
+from hocket.checkpoint.tree import flatten
+from hocket.errors import CheckpointError, HocketError
+from hocket.session.save.module_state import (
+    extra_states,
+    load_extra_states,
+    not_persistent,
+    place_buffers,
+)
+
+if TYPE_CHECKING:
+    from hocket.session.exchange.phases import ActivePhase
+    from hocket.session.save.beside import Beside
+    from hocket.session.step.optimizers import Optimizers
+    from hocket.session.step.stale_gradients import StaleGradients
+
+__all__ = ["ReplicaState", "load_into", "tensors_of"]
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """The whole state that a rank's replica continues from.
+
+    Attributes:
+        model: its parameters and buffers, in their own memory.
+        optimizers: the attached ones.
+        phase: the open exchanges.
+        stale: gradients that earlier phases have left for the next step.
+        beside: the model's frozen parameters and buffers.
+    """
+
+    model: nn.Module
+    optimizers: Optimizers
+    phase: ActivePhase
+    stale: StaleGradients
+    beside: Beside
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state by sections; tensors are the session's own, not copies."""
+        # First: it may still write parameters.
+        parameters = self.phase.parameters.state_dict()
+        return {
+            "model": tensors_of(self.model),
+            "optimizer": self.optimizers.state_dict(),
+            "exchanges": {opened.exchange.name: opened.state_dict() for opened in self.phase.opened},
+            "parameters": parameters,
+            "late": self.stale.state_dict(),
+            "modules": {
+                "extra": extra_states(self.model),
+                "not_persistent": not_persistent(self.model),
+                "samples": self.beside.weights.total,
+                "equal_statistics": sorted(self.beside.equal_statistics()),
+            },
+        }
+
+    def why_not_saved(self) -> str:
+        """Return the reason why a checkpoint cannot hold the state of optimizers and modules; empty if it can."""
+        try:
+            flatten({f"optimizer ({self.optimizers.kind})": self.optimizers.state_dict()})
+            flatten({"extra state of modules": extra_states(self.model)})
+        except Exception as error:
+            return str(error) if isinstance(error, HocketError) else f"{type(error).__name__}: {error}"
+        return ""
+
+    @torch.no_grad()
+    def load(self, file: StateFile) -> None:
+        """Load this rank's own state.
+
+        Args:
+            file: this rank's.
+
+        Raises:
+            CheckpointError: an object does not take its state.
+        """
+        place_buffers(self.model, file)
+        there = set(file.names("model"))
+        for name, target in flatten({"model": tensors_of(self.model)})[1].items():
+            if name in there:  # not buffers that are new and not persistent
+                target.copy_(file.tensor(name))
+        self.load_beside_model(file.read, str(file.path))
+
+    def load_beside_model(self, read: Callable[[str], Any], where: str) -> None:
+        """Load this rank's own state without the model's tensors.
+
+        Args:
+            read: returns a section of a result of `state_dict`.
+            where: its origin, for errors.
+
+        Raises:
+            CheckpointError: an object does not take its state.
+        """
+        load_into(self.optimizers, read("optimizer"), f"{where}: optimizer")
+        exchanges = read("exchanges")
+        for opened in self.phase.opened:
+            name = opened.exchange.name
+            if name not in exchanges:
+                raise CheckpointError(
+                    f"{where}: exchanges/{name} is missing: this rank takes part in it now, and did not when it was "
+                    "saved. Place the ranks on hosts as they were"
+                )
+            load_into(opened, exchanges[name], f"{where}: exchanges/{name}")
+        self.phase.parameters.load_state_dict(read("parameters"))
+        self.stale.load_state_dict(read("late"))
+        modules = read("modules")
+        load_extra_states(self.model, modules["extra"], where)
+        self.beside.weights.total = modules["samples"]
+        self.beside.note_equal(modules["equal_statistics"])
+
+    @torch.no_grad()
+    def load_mean(self, files: Sequence[StateFile]) -> None:
+        """Load the mean of another number of ranks.
+
+        Args:
+            files: of all ranks that have saved.
+
+        Raises:
+            CheckpointError: an object does not take its state.
+        """
+        first = files[0]
+        push_sums = [_push_sums(file) for file in files]
+        place_buffers(self.model, first)
+        self._load_buffers(files)
+        for name, target in flatten({"model": {"parameters": tensors_of(self.model)["parameters"]}})[
+            1
+        ].items():
+            kept, _ = push_sums[0].get(name, (None, 1.0))
+            if kept is not None:
+                target.copy_(mean_of_tensor(files, kept))
+            else:
+                weights = [of_rank.get(name, (None, 1.0))[1] for of_rank in push_sums]
+                target.copy_(mean_of_tensor(files, name, weights))
+        if not why_no_mean(files, "optimizer"):
+            load_into(self.optimizers, mean_of_section(files, "optimizer"), f"{first.path}: optimizer")
+        exchanges = first.read("exchanges")
+        for opened in self.phase.opened:
+            if opened.exchange.name in exchanges:
+                opened.count_on(exchanges[opened.exchange.name]["rounds"])
+        for mix in self.phase.parameters.exchanges:
+            outer_state = mean_of_mappings(files, f"parameters/{mix.opened.exchange.name}/outer")
+            for outer in mix.outer.values():
+                outer.begin()
+                outer.load_state_dict(outer_state)
+        self.stale.load_state_dict(mean_of_section(files, "late"))
+        load_extra_states(self.model, first.read("modules")["extra"], str(first.path))
+
+    def _load_buffers(self, files: Sequence[StateFile]) -> None:
+        """Load the mean of statistics by samples, and the first rank's values of other buffers."""
+        samples = [file.read("modules")["samples"] for file in files]
+        statistics = self.beside.statistics()
+        self.beside.weights.total = sum(samples) / len(samples)
+        there = set(files[0].names("model"))
+        for name, target in flatten({"model": {"buffers": tensors_of(self.model)["buffers"]}})[1].items():
+            alike = all(file.describe(name) == files[0].describe(name) for file in files)
+            averaged = alike and name.removeprefix("model/buffers/") in statistics
+            if name in there:
+                target.copy_(
+                    mean_of_tensor(
+                        files if averaged else files[:1], name, samples if averaged and sum(samples) else None
+                    )
+                )
+        self.beside.note_equal()
+
+
+def tensors_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Return a model's parameters and buffers by name, in their own memory."""
+    return {
+        "parameters": {name: p.detach() for name, p in model.named_parameters()},
+        "buffers": dict(model.named_buffers()),
+    }
+
+
+def load_into(given: Any, state: Any, where: str) -> None:
+    """Load an object's state; a refusal becomes a CheckpointError that begins with `where`."""
+    try:
+        given.load_state_dict(state)
+    except (ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise CheckpointError(
+            f"{where}: {type(given).__name__} does not take it: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _push_sums(file: StateFile) -> dict[str, tuple[str | None, float]]:
+    """Return the name of x, if saved, and w, by the name of each push-sum tensor x / w.
+
+    The mean is sum(x) / sum(w), and sum(w) is the number of ranks.
+    """
+    return {
+        f"model/parameters/{name}": (
+            f"parameters/{exchange}/values/{name}" if name in state["values"] else None,
+            weight,
+        )
+        for exchange, state in file.read("parameters").items()
+        for name, weight in state["weights"].items()
+    }

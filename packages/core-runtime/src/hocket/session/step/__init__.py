@@ -1,0 +1,1 @@
+"""One step: gradients from autograd's hooks to the optimizers' step."""
