@@ -1,7 +1,7 @@
 """`hocket.loader`: a DataLoader that shares its samples out to the ranks.
 
-Which share it reads it learns from the session that reads it (`hocket.session.data.loader`), so that it can be made before
-`attach` and after; read without a session, from the launcher.
+The session that reads it says which share that is (`hocket.session.data.loader`), so that a loader can be made before
+`attach` or after it; without a session the launcher does.
 """
 
 from __future__ import annotations

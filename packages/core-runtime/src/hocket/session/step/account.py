@@ -232,8 +232,8 @@ def _zeroed_of(slots: Sequence[GradientSlot]) -> set[GradientSlot]:
 
 
 def _read(flags: Sequence[Tensor]) -> list[bool]:
-    told: list[bool] = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []
-    return told
+    values: list[bool] = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []
+    return values
 
 
 def _packed(state: SegmentState) -> Iterator[tuple[Packing, Segment]]:
