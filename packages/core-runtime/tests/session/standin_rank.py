@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hocket
 from hocket.errors import ExchangeTimeoutError, NonFiniteError, SessionError
-from hocket.session.autograd import is_nested_backward
+from hocket.session.torch_internals import is_nested_backward
 from hocket.strategy import Strategy
 from hocket.transport.device.groups import BACKENDS, Backend
 

@@ -15,7 +15,7 @@ from toys import mlp, on_ranks
 
 import hocket
 from hocket.errors import AttachError
-from hocket.session.autograd import is_nested_backward
+from hocket.session.torch_internals import is_nested_backward
 
 
 def attach(model: Any, optimizer: Any = None) -> None:

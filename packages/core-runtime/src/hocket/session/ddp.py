@@ -7,7 +7,7 @@ and is called by itself, is as good as any: its hooks do nothing then.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hocket.errors import AttachError
 from hocket.session.step.optimizers import is_attached, sessions_with
+from hocket.session.torch_internals import outside_of_dynamo, replace_method
 
 __all__ = ["watch_ddp"]
 
@@ -26,29 +27,30 @@ def _look(called: DistributedDataParallel) -> None:
             session.called_by_ddp(called.process_group.size())
 
 
-# So that what other models compile stays what it was.
-_tell: Callable[[DistributedDataParallel], None] = torch._disable_dynamo(_look)  # type: ignore[attr-defined]
+_look_uncompiled = outside_of_dynamo(_look)
 
 
 @cache
 def watch_ddp() -> None:
     """Refuse DistributedDataParallel around a model in a session from now on."""
-    build = DistributedDataParallel.__init__
-    forward: Callable[..., Any] = DistributedDataParallel.forward
 
-    @wraps(build)
-    def refusing(self: DistributedDataParallel, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        if any(is_attached(parameter) for parameter in module.parameters()):
-            raise AttachError(
-                "a model that is in a session is about to be wrapped in DistributedDataParallel, by you or by a "
-                "library (accelerator.prepare(model)), and gradients would be averaged twice: train the plain model"
-            )
-        build(self, module, *args, **kwargs)
+    def refusing(build: Callable[..., None]) -> Callable[..., None]:
+        def refuse(self: DistributedDataParallel, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+            if any(is_attached(parameter) for parameter in module.parameters()):
+                raise AttachError(
+                    "a model that is in a session is about to be wrapped in DistributedDataParallel, by you or by a "
+                    "library (accelerator.prepare(model)), and gradients would be averaged twice: train the plain model"
+                )
+            build(self, module, *args, **kwargs)
 
-    @wraps(forward)
-    def noticing(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
-        _tell(self)
-        return forward(self, *inputs, **kwargs)
+        return refuse
 
-    DistributedDataParallel.__init__ = refusing  # type: ignore[method-assign]
-    DistributedDataParallel.forward = noticing  # type: ignore[method-assign]
+    def noticing(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def notice(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
+            _look_uncompiled(self)
+            return forward(self, *inputs, **kwargs)
+
+        return notice
+
+    replace_method(DistributedDataParallel, "__init__", refusing)
+    replace_method(DistributedDataParallel, "forward", noticing)

@@ -14,6 +14,7 @@ from hocket.compressor.optimizer_terms import optimizer_terms
 from hocket.config.component import component_name
 from hocket.errors import AttachError
 from hocket.session.step.optimizers import is_attached, stepped_by
+from hocket.session.torch_internals import is_compiled, is_sharded_by_fsdp
 from hocket.strategy.exchange import Exchange, ProgressMode
 from hocket.strategy.rules.refusal import flow
 from hocket.strategy.strategy import Strategy
@@ -172,17 +173,12 @@ def _check_modules(model: nn.Module) -> None:
                 f"{what} is wrapped in DistributedDataParallel, which would average the gradients a second time: leave "
                 "it out, attach the plain model, and call that (not ddp(x))"
             )
-        if _is_a(module, "torch.distributed.fsdp", "FullyShardedDataParallel") or hasattr(
-            module, "_get_fsdp_state"
-        ):
+        if _is_a(module, "torch.distributed.fsdp", "FullyShardedDataParallel") or is_sharded_by_fsdp(module):
             raise AttachError(
                 f"{what} is sharded by FSDP: a session needs whole parameters on every rank. Attach the model without "
                 "it, or leave the exchange to FSDP and Hocket out"
             )
-        if (
-            _is_a(module, "torch._dynamo.eval_frame", "OptimizedModule")
-            or module._compiled_call_impl is not None
-        ):
+        if _is_a(module, "torch._dynamo.eval_frame", "OptimizedModule") or is_compiled(module):
             raise AttachError(
                 f"{what} is compiled already, and compiled code ignores hooks that are set later: attach the plain "
                 "model first, then torch.compile it"
@@ -213,7 +209,7 @@ def _check_parameter(name: str, parameter: Any) -> None:
             f"parameter {name} is a DTensor: a session needs whole parameters on every rank. Attach the model before "
             "it is distributed, or leave Hocket out"
         )
-    if getattr(parameter, "_fsdp_flattened", False):  # the module within, of which each rank holds a shard
+    if is_sharded_by_fsdp(parameter):  # attached is the module within
         raise AttachError(
             f"parameter {name} is sharded by FSDP: a session needs whole parameters on every rank. Attach the model "
             "without it, or leave the exchange to FSDP and Hocket out"

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from hocket.checkpoint.files import StateFile
 from hocket.errors import CheckpointError, SessionError
 from hocket.session.api import Attachment, Loss, StepResult, TrainStep
-from hocket.session.autograd import current_backward
 from hocket.session.data.windows import Windows
 from hocket.session.engine_session import EngineSession, SessionState
 from hocket.session.exchange.active import Counters
@@ -33,6 +32,7 @@ from hocket.session.step.optimizers import Closure, parameters_of, refuse_within
 from hocket.session.step.own_copies import OwnCopies
 from hocket.session.step.unused import UnusedGradients
 from hocket.session.step.weights import Contribution
+from hocket.session.torch_internals import current_backward
 
 __all__ = ["ReplicaSession"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from hocket.plan.utilisation import BACKWARD_SHARE
-from hocket.session.autograd import at_end_of_backward, current_backward
 from hocket.session.exchange.forward import ModuleHook
+from hocket.session.torch_internals import at_end_of_backward, current_backward
 from hocket.strategy.exchange import Overlap
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Clock

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from hocket.errors import SessionError, some
 from hocket.progress import ProgressEngine
 from hocket.session.exchange.parameters import ParameterMix
+from hocket.session.torch_internals import pre_hooks, replace_method
 
 __all__ = ["ForwardMerge", "ProgressHooks"]
 
@@ -245,16 +246,17 @@ class ModuleHook:
 @cache
 def _watch_compiling() -> None:
     """Watch for parts of a model that are compiled in place (`part.compile()`) from now on."""
-    compile_part = nn.Module.compile
 
-    @wraps(compile_part)
-    def noted(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        hooks = [hook for module in self.modules() for hook in module._forward_pre_hooks.values()]
-        for merges in {hook.merges for hook in hooks if isinstance(hook, ModuleHook) and hook.merges}:
-            merges.compiled(type(self).__name__)
-        compile_part(self, *args, **kwargs)
+    def noting(compile_part: Callable[..., None]) -> Callable[..., None]:
+        def compile_noted(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+            hooks = [hook for module in self.modules() for hook in pre_hooks(module)]
+            for merges in {hook.merges for hook in hooks if isinstance(hook, ModuleHook) and hook.merges}:
+                merges.compiled(type(self).__name__)
+            compile_part(self, *args, **kwargs)
 
-    nn.Module.compile = noted  # type: ignore[method-assign]
+        return compile_noted
+
+    replace_method(nn.Module, "compile", noting)
 
 
 class ProgressHooks:

@@ -22,10 +22,10 @@ from torch.optim import Optimizer
 
 from hocket.collective.packing import Packing
 from hocket.segment.segment import Segment
-from hocket.session.autograd import current_backward
 from hocket.session.exchange.segment_state import GradientSlot, SegmentState
 from hocket.session.step.held import Held
 from hocket.session.step.optimizers import parameters_of
+from hocket.session.torch_internals import current_backward
 
 __all__ = ["Account"]
 

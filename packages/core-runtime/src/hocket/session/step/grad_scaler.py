@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from hocket.session.autograd import current_backward
+from hocket.session.torch_internals import current_backward, replace_method
 
 __all__ = [
     "found_inf",
@@ -84,40 +84,44 @@ def scaler_in_use() -> bool:
 @cache
 def watch_scalers() -> None:
     """Watch for backwards through scaled losses from now on."""
-    scale = GradScaler.scale
 
-    def noted(self: GradScaler, outputs: Any) -> Any:
-        scaled = scale(self, outputs)
-        own = weakref.ref(self)
-        if self.is_enabled():
-            _here.scaler = own
+    def noting(scale: Callable[..., Any]) -> Callable[..., Any]:
+        def note_scaled(self: GradScaler, outputs: Any) -> Any:
+            scaled = scale(self, outputs)
+            own = weakref.ref(self)
+            if self.is_enabled():
+                _here.scaler = own
 
-        def note(gradient: Tensor) -> None:
-            _scalers[current_backward()] = own
-            if len(_scalers) > _MOST_BACKWARDS:
-                del _scalers[next(iter(_scalers))]
+            def note(gradient: Tensor) -> None:
+                _scalers[current_backward()] = own
+                if len(_scalers) > _MOST_BACKWARDS:
+                    del _scalers[next(iter(_scalers))]
 
-        for loss in tree_leaves(scaled) if self.is_enabled() else ():
-            if isinstance(loss, Tensor) and loss.requires_grad:
-                loss.register_hook(note)
-        return scaled
+            for loss in tree_leaves(scaled) if self.is_enabled() else ():
+                if isinstance(loss, Tensor) and loss.requires_grad:
+                    loss.register_hook(note)
+            return scaled
 
-    GradScaler.scale = noted  # type: ignore[method-assign]
+        return note_scaled
+
+    replace_method(GradScaler, "scale", noting)
 
 
 @cache
 def watch_skips(on_skip: Callable[[Optimizer], None]) -> None:
     """Call `on_skip` with each optimizer whose step a scaler skips from now on."""
-    step_unless_inf = GradScaler._maybe_opt_step
 
-    def noted(self: GradScaler, optimizer: Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
-        _here.steps = True
-        try:
-            result = step_unless_inf(self, optimizer, state, *args, **kwargs)
-        finally:
-            _here.steps = False
-        if any(found.item() for found in state["found_inf_per_device"].values()):
-            on_skip(optimizer)
-        return result
+    def noting(step_unless_inf: Callable[..., Any]) -> Callable[..., Any]:
+        def note_skip(self: GradScaler, optimizer: Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
+            _here.steps = True
+            try:
+                result = step_unless_inf(self, optimizer, state, *args, **kwargs)
+            finally:
+                _here.steps = False
+            if any(found.item() for found in state["found_inf_per_device"].values()):
+                on_skip(optimizer)
+            return result
 
-    GradScaler._maybe_opt_step = noted  # type: ignore[method-assign, assignment]
+        return note_skip
+
+    replace_method(GradScaler, "_maybe_opt_step", noting)

@@ -28,18 +28,18 @@ from torch.utils.hooks import RemovableHandle
 from hocket.collective.packing import Packing
 from hocket.errors import AttachError, HocketError, SessionError
 from hocket.plan.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
-from hocket.session.autograd import (
-    accumulation_of,
-    at_end_of_backward,
-    current_backward,
-    is_nested_backward,
-)
 from hocket.session.exchange.active import ActiveExchange
 from hocket.session.exchange.segment_state import GradientSlot, SegmentState, Stage
 from hocket.session.step.account import Account
 from hocket.session.step.grad_scaler import loss_scale, scaler_in_use, watch_scalers
 from hocket.session.step.optimizer_terms import AppliedTerms
 from hocket.session.step.weights import NOTHING, Agreement, Contribution
+from hocket.session.torch_internals import (
+    accumulation_of,
+    at_end_of_backward,
+    current_backward,
+    is_nested_backward,
+)
 from hocket.strategy.exchange import Exchange, Overlap
 
 __all__ = ["GradientSync", "Stage"]

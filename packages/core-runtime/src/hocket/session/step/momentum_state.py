@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.session.torch_internals import storage_uses
+
 __all__ = ["BUFFER", "MomentumState", "buffer_of"]
 
 BUFFER = "momentum_buffer"
@@ -68,7 +70,7 @@ class MomentumState(dict[str, Any]):
         if written:
             self._velocity.copy_(value).mul_(self._scale)
             self._made = value.clone()
-        held = getrefcount(value) > _BUFFER_REFERENCES or _uses(value) > _OWN_USES
+        held = getrefcount(value) > _BUFFER_REFERENCES or storage_uses(value) > _OWN_USES
         if not held or value.shape != self._velocity.shape:
             super().__setitem__(BUFFER, _UNREAD)
             self._made = None
@@ -137,8 +139,3 @@ def buffer_of(velocity: Tensor, scale: float, parameter: Tensor) -> Tensor:
     """Return a parameter's velocity as its optimizer would hold it: in its dtype and memory format, of all ranks."""
     value = (velocity / scale).to(parameter.device, parameter.dtype)
     return value.clone(memory_format=torch.preserve_format)
-
-
-def _uses(tensor: Tensor) -> int:
-    """Return how many tensors refer to a tensor's memory: views of it, too, hold what was read."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

@@ -6,11 +6,9 @@ the step before. Optimizers within an attached one (SAM's `base_optimizer`) coun
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import zip_longest
-from types import FrameType
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -20,9 +18,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import AttachError, ReplacedError, SessionError
-from hocket.session.autograd import current_backward
 from hocket.session.step.grad_scaler import watch_skips
 from hocket.session.step.loaded_state import load_keeping_dtypes, own_state
+from hocket.session.torch_internals import current_backward, notices_steps, steps_under_way
 
 __all__ = [
     "Closure",
@@ -36,12 +34,6 @@ __all__ = [
 ]
 
 Closure = Callable[[], Any]
-
-#: What torch wraps around the `step` of all optimizers.
-_STEP = Optimizer.profile_hook_step(lambda: None).__code__
-
-#: Where torch has its distributed checkpoints, if they are in use.
-_CHECKPOINTS = "torch.distributed.checkpoint.state_dict"
 
 
 class Stepped(Protocol):
@@ -245,7 +237,7 @@ class Optimizers:
 
     def _num_under_way(self) -> int:
         """Return the number of nested steps of this session under way (SAM, `super().step()`)."""
-        return sum(optimizer in self._attached for optimizer in _steps_under_way())
+        return sum(optimizer in self._attached for optimizer in steps_under_way())
 
     def _holds(self, parameter: Any) -> bool:
         return self._session is not None and self._session.holds(parameter)
@@ -272,7 +264,7 @@ def stepped_by(optimizer: Optimizer) -> Optimizer:
     Raises:
         AttachError: there is none.
     """
-    if hasattr(optimizer, "_optimizer_step_pre_hooks"):
+    if notices_steps(optimizer):
         return optimizer
     for value in vars(optimizer).values():
         if isinstance(value, Optimizer) and value is not optimizer:
@@ -360,24 +352,6 @@ def _shared(holder: Optimizer, inner: Optimizer) -> list[str]:
 
 def _identities(optimizer: Optimizer) -> list[int]:
     return list(map(id, optimizer.param_groups))
-
-
-def _steps_under_way() -> list[Optimizer]:
-    """Return the optimizers that this thread is stepping, the innermost first, without failed ones.
-
-    It is empty when torch's checkpoints make an optimizer create its state by a step of rate 0.
-    """
-    makes_state = getattr(sys.modules.get(_CHECKPOINTS), "_init_optim_state", None)
-    code = getattr(makes_state, "__code__", None)
-    found = []
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is _STEP:
-            found.append(frame.f_locals["self"])
-        elif frame.f_code is code:
-            return []
-        frame = frame.f_back
-    return found
 
 
 @cache

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hocket.arrays import Array
-from hocket.session.autograd import at_end_of_backward, current_backward
+from hocket.session.torch_internals import at_end_of_backward, current_backward
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
 
