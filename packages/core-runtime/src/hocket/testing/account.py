@@ -219,7 +219,10 @@ def _applied(model: Sums, optimizers: Sequence[torch.optim.Optimizer]) -> Tensor
 def _run(
     strategy: Any, size: int, moves: Sequence[Move], optimizers_of: Optimizers, pace_s: float
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return for each rank the applied and the remembered gradients, both float64 [LAYERS, NUMEL]."""
+    """Return for each rank the applied gradients, with what it carries, and the remembered ones.
+
+    Both are float64 [LAYERS, NUMEL].
+    """
 
     def run() -> tuple[Tensor, Tensor]:
         model = Sums()
@@ -235,7 +238,13 @@ def _run(
             play(model, optimizers, moves, batches, session.accumulate, lambda: lane.ibarrier().wait())
             lane.ibarrier().wait()
             applied, kept = _applied(model, optimizers), torch.zeros(LAYERS, NUMEL, dtype=torch.float64)
-            for opened in inner_of(session).phase.opened:
+            phase = inner_of(session).phase
+            dropped = {} if phase.account is None else phase.account.state_dict()
+            for name, carried in dropped.get("carried", {}).items():
+                applied[int(name.split(".")[1])] += carried[0]  # as soon as the layer has a gradient
+            for name, owed in dropped.get("owed", {}).items():
+                kept[int(name.split(".")[1])] -= owed[0]
+            for opened in phase.opened:
                 share = 1.0 if opened.exchange.collective.traits.sums else 1 / size
                 for segment in opened.segments:
                     own = opened.channel.take_stale(segment)

@@ -17,6 +17,7 @@ from hocket.session.exchange.under_way import UnderWay
 from hocket.session.ranks import differing
 from hocket.session.replica import Replica
 from hocket.session.save.consensus import Consensus, OuterValues, average_optimizers, squared_distance
+from hocket.session.step.account import Account
 from hocket.session.step.optimizer_terms import AppliedTerms
 from hocket.session.step.stale_gradients import StaleGradients
 from hocket.strategy.equality import results
@@ -120,7 +121,7 @@ class Phases:
         peer = self._replica.ranks.peer
         if len(gradients) == 1 and active.gradients:
             peer = active.opened[0].peer
-        self.stale.collect(gradients, active.opened, peer, active.terms)
+        self.stale.collect(gradients, active.opened, peer, active.terms, active.take_carried())
         self._hand_back()
 
     def _warn_of_unsent_steps(self) -> None:
@@ -361,10 +362,19 @@ class ActivePhase:
         elif self._replica.storage.was_set:
             self._replica.storage.take_values()
 
+    @property
+    def account(self) -> Account | None:
+        """Return the account of what compressors and partial sums remember."""
+        return None if self.gradients is None else self.gradients.account
+
     def drop_unused(self) -> None:
         """Remove dropped gradients that no optimizer has used from residuals, before states are handed on."""
-        if self.gradients is not None and self.gradients.account is not None:
-            self.gradients.account.drop_unused()
+        if self.account is not None:
+            self.account.drop_unused()
+
+    def take_carried(self) -> dict[str, Tensor]:
+        """Take this rank's share in the mean of what ranks carry for dropped gradients, flat, by parameter."""
+        return {} if self.account is None else self.account.take_carried(self.opened[0].scale)
 
     def begin_step(self, *, with_closure: bool) -> None:
         """Prepare parameters and optimizers for an optimizer's step.

@@ -40,12 +40,16 @@ class GradientSlot:
         "base",
         "brought",
         "came",
+        "carry",
+        "copy",
         "finite",
         "name",
         "outgoing",
+        "owed",
         "parameter",
         "position",
         "result",
+        "sent",
         "state",
         "stream",
         "total",
@@ -71,6 +75,12 @@ class GradientSlot:
         self.came = False
         # Whether some of it is not zero, as a tensor that nobody has waited for; None where nobody has looked.
         self.brought: Tensor | None = None
+        # Of sums of what came in time: what came and was dropped, which is carried to the next result; what is owed,
+        # taken out of the next contribution; a copy of what came; and what the step's earlier rounds have contributed.
+        self.carry: Tensor | None = None
+        self.owed: Tensor | None = None
+        self.copy: Tensor | None = None
+        self.sent: Tensor | None = None
         # Whether what is sent holds neither NaN nor Inf; None before anybody has looked.
         self.finite: bool | None = None
         # `outgoing` as NumPy knows it, where a large gradient is best copied around the caches.
@@ -82,6 +92,14 @@ class GradientSlot:
     @torch.no_grad()
     def take(self, given: Tensor | None, factor: float) -> None:
         """Copy a gradient, times `factor`, into the outgoing segment; zeros for none."""
+        self._copy(given, factor)
+        if self.owed is not None:
+            self.outgoing.sub_(self.owed)
+            # Of a further drop only the gradient itself is owed.
+            self.sent = self.owed if self.sent is None else self.sent.add_(self.owed)
+            self.owed = None
+
+    def _copy(self, given: Tensor | None, factor: float) -> None:
         self.arrived = True
         if given is None:
             self.outgoing.zero_()
@@ -116,6 +134,30 @@ class GradientSlot:
         if self.parameter.grad is not None:
             self.version = self.parameter.grad._version
 
+    def note_sent(self) -> None:
+        """Keep what this rank has contributed, before the step's next round."""
+        self.sent = self.outgoing.clone() if self.sent is None else self.sent.add_(self.outgoing)
+
+    def take_out(self) -> bool:
+        """Have what was contributed to the step's rounds taken out of the next contribution; return whether it will be.
+
+        What came of them, with other ranks' late parts, is carried on to the next result. Neither is done with NaN.
+        """
+        if self.base is None:
+            self.note_sent()
+        came = self.base if self.base is not None else self.copy
+        bound = self.total if self.total is not None else self.result
+        if came is None and bound._version == self.version:
+            came = bound
+        sent, self.sent = self.sent, None
+        if came is None or sent is None:
+            return False
+        if bool(came.isfinite().all()) and bool(sent.isfinite().all()):
+            came = came.detach() / self.state.factor
+            self.carry = came if self.carry is None else self.carry.add_(came)
+            self.owed = sent if self.owed is None else self.owed.add_(sent)
+        return True
+
     def part_with_result(self) -> Tensor:
         """Give the last result memory of its own, which the next one leaves alone; return it."""
         given = self.result
@@ -134,6 +176,9 @@ class GradientSlot:
         self.total = None
         if self.base is not None:
             result, self.base = self.base if result is None else self.base.add_(result), None
+            self.total = result
+        if self.carry is not None and result is not None:
+            result, self.carry = self.carry.mul_(self.state.factor).add_(result), None
             self.total = result
         self.came = result is not None
         self.parameter.grad = result
@@ -167,6 +212,8 @@ class SegmentState:
         #: Whether what comes back is divided by the weight that comes with it.
         self.divides = all(exchange.collective.traits.divides_by_weight for exchange in exchanges)
         self.at = -1
+        #: What results were multiplied by, when they were bound.
+        self.factor = 1.0
         self.missing = 0
         self.present = np.zeros(len(self.first.spans), dtype=self.first.outgoing_trailer.dtype)
         self.anywhere = np.zeros_like(self.present)
@@ -283,9 +330,9 @@ class SegmentState:
         In a step without a result, as its rounds arrived with an earlier one (a rank that has caught up with a partial
         collective), parameters with a gradient on this rank get zeros: momentum and weight decay go on.
         """
+        self.factor = factor
         trailer = self.last.incoming_trailer
         weight = float(trailer[WEIGHT])
-        nothing_came = not self.divides and weight == 0
         data = self.last.incoming[: self.last.numel]
         if self.divides and abs(weight - 1) > WEIGHT_TOLERANCE and weight != 0:
             factor /= weight
@@ -295,10 +342,16 @@ class SegmentState:
             self.results.copy_(data)
         for gradient in self.gradients:
             present = trailer[FIRST_PRESENCE + gradient.position] != 0 or (
-                nothing_came and self.present[gradient.position] != 0
+                not self.divides and self.present[gradient.position] != 0
             )
             # A contribution that was late for its round may arrive when no rank has a gradient any more.
-            gradient.bind(came=present or (not self.divides and self._came_late(gradient)))
+            late = not present and not self.divides and self._came_late(gradient)
+            if (
+                late and gradient.carry is not None
+            ):  # with what was dropped, of which it may be the counterpart
+                gradient.carry.add_(gradient.result, alpha=1 / self.factor)
+                late = False
+            gradient.bind(came=present or late)
 
     def place_of(self, gradient: GradientSlot) -> slice:
         """Return the place of a parameter in the outgoing segment."""

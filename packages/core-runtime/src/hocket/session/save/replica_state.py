@@ -54,7 +54,8 @@ class ReplicaState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state by sections; tensors are the session's own, not copies."""
-        # First: it may still write parameters.
+        # First: they may still write residuals and parameters.
+        self.phase.drop_unused()
         parameters = self.phase.parameters.state_dict()
         return {
             "model": tensors_of(self.model),
@@ -62,6 +63,7 @@ class ReplicaState:
             "exchanges": {opened.exchange.name: opened.state_dict() for opened in self.phase.opened},
             "parameters": parameters,
             "late": self.stale.state_dict(),
+            "dropped": {} if self.phase.account is None else self.phase.account.state_dict(),
             "modules": {
                 "extra": extra_states(self.model),
                 "not_persistent": not_persistent(self.model),
@@ -118,6 +120,8 @@ class ReplicaState:
             load_into(opened, exchanges[name], f"{where}: exchanges/{name}")
         self.phase.parameters.load_state_dict(read("parameters"))
         self.stale.load_state_dict(read("late"))
+        if self.phase.account is not None:
+            self.phase.account.load_state_dict(read("dropped"))
         modules = read("modules")
         load_extra_states(self.model, modules["extra"], where)
         self.beside.weights.total = modules["samples"]

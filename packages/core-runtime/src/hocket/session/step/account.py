@@ -7,14 +7,16 @@ it has:
   `p.grad`, and its velocity goes on without a second momentum and weight decay.
 - Gradients that are dropped (`zero_grad`, zeros in `p.grad`, or a step that is left out) are taken out of residuals and
   velocities again.
-- A backward adds in the same way where results are sums, not means (partial allreduces): late parts count once.
+- A backward adds in the same way where results are sums, not means (partial allreduces): late parts count once. Of
+  dropped ones a rank takes its own part out of its next contribution, and carries what came, with others' late parts,
+  to its next result, or the next phase.
 - A parameter that has a gradient on no rank, as a frozen one, sends nothing of its residual, and keeps all of it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -73,6 +75,7 @@ class Account:
         self._slot_of: dict[Tensor, GradientSlot] = {slot.parameter: slot for slot in self._slots}
         self._kept = {state: list(_remembered(state)) for state in segments}
         nbytes = sum(kept.now.nbytes for of_segment in self._kept.values() for kept in of_segment)
+        nbytes += sum(state.results.nbytes for state in segments if not state.divides)
         self._rounds_to_copy: float = float("inf") if nbytes <= _FEW_BYTES else _FIRST_ROUNDS
         self._warned = False
         self._looks: float = _FIRST_LOOKS
@@ -98,6 +101,8 @@ class Account:
         if gradient is None or is_new or slot in self._zeroed_before_this():
             self._drop(slot)  # zeros stay there, by which momentum and weight decay go on
         elif slot.base is None:  # else a backward has only added to `p.grad`
+            if not slot.state.divides:
+                slot.note_sent()
             slot.base = slot.part_with_result() if gradient is slot.result else gradient
             slot.parameter.grad = None
 
@@ -140,6 +145,9 @@ class Account:
             slot.note_version()
             gradient = slot.parameter.grad
             slot.brought = gradient.any() if gradient is not None and self._looks >= 0 else None
+            if not slot.state.divides:
+                copies = gradient is not None and self._rounds_to_copy > 0
+                slot.copy = gradient.clone() if copies and gradient is not None else None
         self.rounds += 1
 
     def changed(self) -> GradientSlot | None:
@@ -156,6 +164,8 @@ class Account:
             stepped = set(parameters_of(optimizer))
             self._slots_of[optimizer] = frozenset(slot for slot in self._slots if slot.parameter in stepped)
         for slot in self.unstepped & self._slots_of[optimizer]:
+            if used and slot.parameter.grad is not None:
+                slot.sent = None
             if not used or slot.parameter.grad is None:
                 self._drop(slot)
         self.unstepped -= self._slots_of[optimizer]
@@ -177,26 +187,69 @@ class Account:
         for slot in [slot for slot in self.unstepped if slot.parameter.grad is None]:
             self._drop(slot)
 
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return what is carried and owed for dropped sums, by parameter."""
+        carried = {slot.name: slot.carry for slot in self._slots if slot.carry is not None}
+        return {"carried": carried, "owed": {s.name: s.owed for s in self._slots if s.owed is not None}}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Continue from a result of `state_dict`."""
+        self.unstepped.clear()
+        for slot in self._slots:
+            slot.base = slot.sent = None
+            carried, owed = state["carried"].get(slot.name), state["owed"].get(slot.name)
+            slot.carry = None if carried is None else carried.to(slot.result, copy=True)
+            slot.owed = None if owed is None else owed.to(slot.outgoing, copy=True)
+
+    @torch.no_grad()
+    def take_carried(self, scale: float) -> dict[str, Tensor]:
+        """Take this rank's share in the mean of what ranks carry for dropped sums, less what they owe.
+
+        Args:
+            scale: of the ranks' contributions.
+
+        Returns:
+            It by parameter, flat; for all parameters whose results are sums, so that ranks have the same.
+        """
+        carried = {}
+        for slot in self._slots:
+            if not slot.state.divides:
+                share = torch.zeros_like(slot.outgoing)
+                if slot.carry is not None:
+                    share.add_(slot.carry, alpha=scale)
+                if slot.owed is not None:
+                    share.sub_(slot.owed)
+                slot.carry = slot.owed = None
+                carried[slot.name] = share.as_strided((share.numel(),), (1,))
+        return carried
+
     @torch.no_grad()
     def _drop(self, slot: GradientSlot) -> None:
         """Undo the changes of states by this step's gradients of a parameter."""
         self.unstepped.discard(slot)
-        slot.base = None
+        taken_out = slot.state.divides or not slot.came or slot.take_out()
+        slot.base = slot.sent = None
         if not slot.came:  # no rank had a gradient, so no state has changed
             return
+        if not taken_out:
+            self._warn()
         for kept in self._kept[slot.state]:
             if kept.made:
                 place = slot.state.place_of(slot)
                 kept.now[place] = kept.before[place]
-            elif not self._warned:
-                self._warned = True
-                _log.warning(
-                    "rank %d: gradients were sent that no optimizer stepped with, and the part that compressors kept "
-                    "is applied later. From now on such gradients are taken out of residuals. To have that from the "
-                    "start, call backward() and zero_grad() on all ranks once before the first step",
-                    self._rank,
-                )
+            else:
+                self._warn()
         self._rounds_to_copy = float("inf")
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "rank %d: gradients were sent that no optimizer stepped with, and the part that compressors kept, or "
+                "that comes late, is applied later. From now on such gradients are taken out of residuals. To have "
+                "that from the start, call backward() and zero_grad() on all ranks once before the first step",
+                self._rank,
+            )
 
     # ---- of a round --------------------------------------------------------------------------------------------
 
@@ -218,15 +271,19 @@ def _zeroed_of(slots: Sequence[GradientSlot]) -> set[GradientSlot]:
     dense = {
         slot: g for slot in slots if (g := slot.parameter.grad) is not None and g.layout == torch.strided
     }
-    known = {slot: b for slot in dense if slot.base is None and (b := slot.brought) is not None}
+    flags = {slot: b for slot in dense if slot.base is None and (b := slot.brought) is not None}
     nonzero = dict(zip(dense, _read([gradient.any() for gradient in dense.values()]), strict=True))
-    brought = dict(zip(known, _read(list(known.values())), strict=True))
+    brought = dict(zip(flags, _read(list(flags.values())), strict=True))
     # Where nobody has looked, gradients that are zero all together were set to that.
     all_zero = len(dense) == len(slots) and not any(nonzero.values())
     zeroed = set()
     for slot, gradient in dense.items():
         changed = gradient._version != 0 if slot.base is not None else slot.was_changed
-        if not nonzero[slot] and brought.get(slot, changed or all_zero):
+        if nonzero[slot]:
+            continue
+        # A sum is zero on a rank that has caught up, too.
+        known = brought.get(slot, changed or (all_zero and slot.state.divides))
+        if known or (changed and not slot.state.divides):
             zeroed.add(slot)
     return zeroed
 

@@ -68,6 +68,7 @@ class StaleGradients:
         active: Sequence[ActiveExchange],
         peer: Peer,
         terms: AppliedTerms | None,
+        carried: Mapping[str, Tensor],
     ) -> None:
         """Take over the mean of all ranks' residuals and unsent contributions; collective.
 
@@ -79,11 +80,17 @@ class StaleGradients:
             active: the exchanges that this rank takes part in.
             peer: the ranks whose contributions end in one mean.
             terms: the optimizer's terms that the compressor applies.
+            carried: this rank's share in what dropped gradients leave, by parameter, flat.
         """
         mine = {each.exchange.name: each for each in active}
         for exchange in exchanges:
             lane = peer.lane(f"{exchange.name} residuals")
-            for name, value in _means(lane, mine.get(exchange.name), self._parameters):
+            opened = mine.get(exchange.name)
+            kept = {} if opened is None else _take_kept(opened)
+            for name, share in carried.items() if exchange is exchanges[0] else ():
+                kept[name] = kept[name] + share if name in kept else share
+            scale = 0.0 if opened is None else opened.scale
+            for name, value in _means(lane, kept, scale, self._parameters):
                 parameter = self._parameters[name]
                 if terms is None or not parameter.requires_grad:
                     self.add(name, value.clone(memory_format=torch.preserve_format))
@@ -101,18 +108,16 @@ class StaleGradients:
 
 
 def _means(
-    lane: Lane, opened: ActiveExchange | None, parameters: Mapping[str, nn.Parameter]
+    lane: Lane, kept: Mapping[str, Tensor], scale: float, parameters: Mapping[str, nn.Parameter]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the mean of the ranks' unsent values of each parameter in one exchange, if there are any."""
-    kept = {} if opened is None else _take_kept(opened)
     any_kept = np.empty(1)
     lane.iallreduce(np.array([float(bool(kept))]), any_kept).wait()
     for name, parameter in parameters.items() if any_kept[0] else ():
         # Behind the values: what a gradient of 1 on every rank would add up to.
         own = torch.zeros(parameter.numel() + 1, dtype=wire_dtype(parameter.dtype))
         if name in kept:
-            assert opened is not None
-            own[:-1], own[-1] = kept[name], opened.scale
+            own[:-1], own[-1] = kept[name], scale
         total = torch.empty_like(own)
         lane.iallreduce(own.numpy(), total.numpy()).wait()
         if total[-1]:
