@@ -17,7 +17,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 from toys import batch, chain, flat, reference_batches, sgd, stages_of, trained, twins
 
 import hocket
+from hocket.api import hookimpl
 from hocket.errors import AttachError, CheckpointError, CompositionError, ConfigError
+from hocket.plugin import default_registry
 from hocket_eapipe import Balance, BatchNormStatistics, Pipeline, Policy
 from hocket_eapipe.memory import TensorBytes
 
@@ -363,3 +365,22 @@ def test_a_model_whose_stages_are_elsewhere_is_not_saved_without_them() -> None:
         assert not any(module._state_dict_pre_hooks for module in closed.modules())
 
     hocket.virtual(2).run(body)
+
+
+def test_an_observer_hears_of_a_pipelines_step_once() -> None:
+    class Observer:
+        def __init__(self) -> None:
+            self.seen: list[tuple[object, int]] = []
+
+        @hookimpl
+        def hocket_step_end(self, session: object, step: int) -> None:
+            self.seen.append((session, step))
+
+    observer, registry = Observer(), default_registry()
+    registry.observe(observer)
+    try:
+        sessions: list[hocket.Session] = []
+        trained(Pipeline(stages=3), 4, model=lambda: chain(3), look=sessions.append)
+    finally:
+        registry._manager.unregister(observer)
+    assert observer.seen == [(sessions[0], step) for step in range(4)]
