@@ -1,4 +1,4 @@
-"""`hocket bench partial_allreduce` measures, and writes a table and a picture."""
+"""`hocket bench partial_allreduce` measures, and writes a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ def test_the_benchmark(where: list[str], tmp_path: Path) -> None:
     solo = min(seconds for side, seconds in latency.items() if side.startswith("solo"))
     assert solo < min(latency[baseline] for baseline in found["baselines"])
     assert "| 65536 | majority, " in (tmp_path / "table.md").read_text()
-    assert (tmp_path / "figures.png").stat().st_size > 1000
 
 
 def test_somebodys_figures_stay(tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from hocket.kernels.compiling import compiled as compiled
     from hocket.outer.api import Outer as Outer
     from hocket.own_files import claim as claim
-    from hocket.pictures import new_figure as new_figure
     from hocket.plugin.markers import hookimpl as hookimpl
     from hocket.plugin.registrar import Registrar as Registrar
     from hocket.progress.engine import ProgressEngine as ProgressEngine

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.api import claim
-from hocket_eager.benchmark.figures import draw, table
+from hocket_eager.benchmark.figures import table
 from hocket_eager.benchmark.skewed import Ground, PeerGround, RealGround, idle_cores, measure
 from hocket_eager.collective import Algorithm, PartialAllreduce
 
@@ -73,7 +73,7 @@ def main() -> None:
         return
     try:
         given.out.mkdir(parents=True, exist_ok=True)
-        claim(given.out, "figures.json", "table.md", "figures.png")
+        claim(given.out, "figures.json", "table.md")
     except OSError as error:
         parser.error(f"--out {given.out}: cannot be written: {error.strerror}")
     figures = given.out / "figures.json"
@@ -88,7 +88,6 @@ def main() -> None:
     text = table(found)
     (given.out / "table.md").write_text(text)
     print(text)
-    draw(found, given.out / "figures.png")
 
 
 def be_rank(given: argparse.Namespace) -> None:
