@@ -177,7 +177,7 @@ def test_a_hypercube_of_6_ranks_is_refused_with_the_alternative() -> None:
 
 
 def test_rotation_over_what_needs_push_sum_says_so() -> None:
-    assert not Rotated(Irregular()).doubly_stochastic
+    assert not Rotated(Irregular()).rows_sum_to_one
     exchange = {
         "collective": "gossip",
         "topology": {"name": "gossipgrad.rotated", "topology": "irregular_directed"},

@@ -53,20 +53,6 @@ class QuorumRules:
         """Return the round's candidates."""
         return _drawn(self.size, self.candidates, self.seed, round)
 
-    @property
-    def waits_for_all(self) -> bool:
-        """True if a round starts only once every rank has come to it: a full collective."""
-        return (self.starts is Quorum.LAST and self.candidates == self.size) or self.staleness == 0
-
-    @property
-    def expected_active(self) -> float:
-        """The number of ranks present when a round starts, on average over orders of arrival, without a bound.
-
-        (P + 1) / (m + 1) for the first of m, m (P + 1) / (m + 1) for the last of m.
-        """
-        first = (self.size + 1) / (self.candidates + 1)
-        return first if self.starts is Quorum.FIRST else self.candidates * first
-
     def missing(self, round: int, arrived: Array) -> str:
         """Describe the ranks that must come before a round may start; see `may_start`."""
         absent = sorted(rank for rank in self.of_round(round) if arrived[rank] <= round)

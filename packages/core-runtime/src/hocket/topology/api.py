@@ -65,11 +65,6 @@ class Topology(Configured, ABC):
     #: Whether segments may have other neighbours than each other in a round. Where not, one is asked about for all.
     differs_by_segment: ClassVar[bool] = True
 
-    @property
-    def doubly_stochastic(self) -> bool:
-        """Tell whether W's rows and columns sum to 1, so that averaging keeps the ranks' mean and leads to it."""
-        return self.rows_sum_to_one and self.columns_sum_to_one
-
     @abstractmethod
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
         """Return the ranks that `rank` sends to and receives from, with weights.
