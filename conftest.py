@@ -31,6 +31,9 @@ BEYOND_PIP: dict[str, tuple[Callable[[], bool], str]] = {
     ),
 }
 
+#: The number of tests that need a GPU, where there is none.
+WITHOUT_GPU = pytest.StashKey[int]()
+
 # How long an example takes says nothing here: other processes share the machine.
 settings.register_profile("hocket", deadline=None)
 settings.load_profile("hocket")
@@ -39,13 +42,33 @@ settings.load_profile("hocket")
 defer_dynamo()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what takes long and says little more than the rest, but in `tools/test --full`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests of GPUs where there is none; skip what says little more than the rest, but in a full run."""
+    of_gpus = [item for item in items if item.get_closest_marker("gpu")]
+    if of_gpus and not _has_gpu():
+        config.stash[WITHOUT_GPU] = len(of_gpus)
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["without_gpu"] = len(of_gpus)
+        config.hook.pytest_deselected(items=of_gpus)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
     if os.environ.get("HOCKET_CELLS") == "all":
         return
     for item in items:
         if item.get_closest_marker("full"):
             item.add_marker(pytest.mark.skip(reason="tools/test --full runs it"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the count of tests of GPUs from an xdist worker; each of them collects all tests."""
+    if count := getattr(node, "workeroutput", {}).get("without_gpu"):
+        node.config.stash[WITHOUT_GPU] = count
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -69,8 +92,10 @@ def _skipped_for_want(reporter: Any) -> Counter[str]:
     return Counter(name for text in told for name, says in lacking.items() if says in text)
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say how many tests this machine could not carry out, and what to install for them."""
+    if count := config.stash.get(WITHOUT_GPU, 0):
+        terminalreporter.write_line(f"left out: {count} tests of GPUs, as torch finds no CUDA device")
     counts = _skipped_for_want(terminalreporter)
     if counts:
         told = ", ".join(f"{count} for want of {name}" for name, count in counts.items())

@@ -91,7 +91,6 @@ class TestAlternatingSigns(CompressorConformance):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 class TestOnAGpu(CompressorConformance):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     compressors = (

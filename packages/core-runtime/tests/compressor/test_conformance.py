@@ -109,7 +109,6 @@ class TestLocalClipping(CompressorConformance):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 class TestOnAGpu(CompressorConformance):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     compressors = (
@@ -262,6 +261,20 @@ def test_the_suite_says_which_elements_and_numbers() -> None:
     told = r"\d+ float64, \d+ bytes, and footprint says message_bytes=\d+ .* float32 and 3 in the trailer"
     with pytest.raises(AssertionError, match=told):
         suite.test_deterministic(InDoubles(0.1), segment)
+
+
+def test_every_two_of_a_test_a_compressor_and_a_segment_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = TestErrorFeedback()
+    tests = [name for name in dir(suite) if name.startswith("test_")]
+    monkeypatch.setenv("HOCKET_CELLS", "all")
+    product = {(test, *map(repr, pair)) for test in tests for pair in suite._pairs(test)}
+    assert len(product) == len(tests) * len(suite.compressors) * 2 * len(suite.sizes)
+    monkeypatch.delenv("HOCKET_CELLS")
+    chosen = {(test, *map(repr, pair)) for test in tests for pair in suite._pairs(test)}
+    assert len(chosen) < 0.4 * len(product)
+    for left_out in range(3):
+        two = [{each[:left_out] + each[left_out + 1 :] for each in cases} for cases in (chosen, product)]
+        assert two[0] == two[1]
 
 
 @pytest.mark.parametrize("feedback", [False, True])

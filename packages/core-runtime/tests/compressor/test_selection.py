@@ -59,7 +59,6 @@ def test_largest_against_a_sort(values: np.ndarray, count: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @given(_ARRAYS, st.integers(0, 40))
 def test_largest_on_a_gpu_is_largest_on_a_cpu(values: np.ndarray, count: int) -> None:
     data = torch.from_numpy(values[~np.isnan(values)])

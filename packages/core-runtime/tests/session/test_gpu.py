@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from hocket.transport.launching import launch
 from hocket.transport.own_ranks import OwnRanks
@@ -17,7 +16,6 @@ STRATEGIES = ("sgd", "agd", "dpsgd", "overlap_sgp", "periodic_average,parameters
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_sessions_on_a_gpu_have_the_cpu_s_numbers_and_wait_for_events_alone(tmp_path: Path) -> None:
     program = [sys.executable, str(RANK), "cuda", str(tmp_path), *STRATEGIES]
     assert launch(OwnRanks(), 2, program, folder=tmp_path) == 0

@@ -19,7 +19,7 @@ ROUNDS, RANKS, COUNT = 5, 3, 6
 
 
 class TestTraced(TransportConformance):
-    sizes = (1, 3, 4)
+    sizes = (pytest.param(1, marks=pytest.mark.full), 3, pytest.param(4, marks=pytest.mark.full))
 
     @pytest.fixture(autouse=True)
     def _use_folder(self, tmp_path: Path) -> None:

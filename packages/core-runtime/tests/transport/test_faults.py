@@ -34,7 +34,7 @@ def my_peer() -> Peer:
     "faults", [Faults(), SLOW, Faults(seed=1, reorder=1.0)], ids=["none", "slow", "reordered"]
 )
 class TestVirtual(TransportConformance):
-    sizes = (2, 4)
+    sizes = (pytest.param(2, marks=pytest.mark.full), 4)
 
     @pytest.fixture(autouse=True)
     def _use(self, faults: Faults) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 import hocket
@@ -79,7 +80,7 @@ class OwnPeer(Peer):
 
 
 class TestOwn(TransportConformance):
-    sizes = (1, 3)
+    sizes = (pytest.param(1, marks=pytest.mark.full), 3)
 
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
         return VirtualWorld(size).run(lambda: body(OwnPeer(join()), *args))

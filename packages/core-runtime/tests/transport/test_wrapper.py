@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 from hocket.testing.transport import TransportConformance
 from hocket.transport.joining import join
 from hocket.transport.lane import Lane
@@ -34,7 +36,7 @@ class _Peer(WrapperPeer):
 
 
 class TestWrapped(TransportConformance):
-    sizes = (1, 3, 4)
+    sizes = (pytest.param(1, marks=pytest.mark.full), 3, pytest.param(4, marks=pytest.mark.full))
 
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
         return VirtualWorld(size).run(lambda: body(_Peer(join()), *args))

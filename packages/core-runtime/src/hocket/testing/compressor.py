@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -152,8 +153,9 @@ def _places(mask: Tensor) -> str:
 class CompressorConformance:
     """The conformance tests of compressors, for subclasses named `Test...` that list them.
 
-    Every test runs for every compressor, for segments of 0, 1, 7 and 1000 elements in two parameters: of float32
-    with a trailer, of float64 without.
+    The segments have 0, 1, 7 and 1000 elements in two parameters: of float32 with a trailer, of float64 without. Every
+    test runs for every compressor with the largest segment of float32, and for every segment with one of the
+    compressors, in turn; with HOCKET_CELLS=all in the environment for every compressor with every segment.
 
     Attributes:
         compressors: the compressors to test, with different fields.
@@ -171,15 +173,29 @@ class CompressorConformance:
     sizes: ClassVar[tuple[int, ...]] = (0, 1, 7, 1000)
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        if "compressor" in metafunc.fixturenames:
-            metafunc.parametrize("compressor", self.compressors, ids=repr)
-        if "segment" in metafunc.fixturenames:
-            segments = [
-                make_segment([size - size // 3, size // 3], dtype, trailer_numel, size % 5, self.device)
-                for size in self.sizes
-                for dtype, trailer_numel in ((torch.float32, 3), (torch.float64, 0))
-            ]
-            metafunc.parametrize("segment", segments, ids=_name)
+        if "segment" not in metafunc.fixturenames:
+            if "compressor" in metafunc.fixturenames:
+                metafunc.parametrize("compressor", self.compressors, ids=repr)
+            return
+        pairs = self._pairs(metafunc.function.__name__)
+        names = [f"{compressor!r}-{_name(segment)}" for compressor, segment in pairs]
+        metafunc.parametrize(("compressor", "segment"), pairs, ids=names)
+
+    def _pairs(self, test: str) -> list[tuple[Compressor, Segment]]:
+        """Return the compressors and segments with which a test runs: see the class."""
+        segments = [
+            make_segment([size - size // 3, size // 3], dtype, trailer_numel, size % 5, self.device)
+            for size in self.sizes
+            for dtype, trailer_numel in ((torch.float32, 3), (torch.float64, 0))
+        ]
+        turn = sorted(name for name in dir(self) if name.startswith("test_")).index(test)
+        count, largest = len(self.compressors), len(segments) - 2
+        return [
+            (compressor, segment)
+            for i, compressor in enumerate(self.compressors)
+            for j, segment in enumerate(segments)
+            if j == largest or (turn + j) % count == i or os.environ.get("HOCKET_CELLS") == "all"
+        ]
 
     def test_payload_is_a_flat_array_of_the_size_that_was_said(
         self, compressor: Compressor, segment: Segment

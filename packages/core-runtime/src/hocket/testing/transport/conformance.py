@@ -16,10 +16,10 @@ class TransportConformance(ABC):
     """The conformance tests of a transport, for subclasses named `Test...` that run bodies on ranks.
 
     Attributes:
-        sizes: the numbers of ranks that every test is run with.
+        sizes: the numbers of ranks that every test is run with; one may be a `pytest.param` with marks.
     """
 
-    sizes: tuple[int, ...] = (1, 2, 3, 4, 7)
+    sizes: tuple[object, ...] = (1, 2, 3, 4, 7)
 
     @abstractmethod
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
