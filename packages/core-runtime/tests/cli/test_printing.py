@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from hocket.cli.main import main
-from hocket.cli.printing import print_anything
+from hocket.cli.streams import keep_streams
 
 
 @contextlib.contextmanager
@@ -24,7 +24,7 @@ def terminal() -> Iterator[io.TextIOWrapper]:
 
 def test_every_character_has_a_stand_in() -> None:
     with terminal() as stream:
-        print_anything()
+        keep_streams()
         print("1 ± 2 µs, größe, φ, \udcff")
     assert isinstance(stream.buffer, io.BytesIO)
     assert stream.buffer.getvalue() == b"1 +- 2 us, gr\\xf6\\xdfe, \\u03c6, \\udcff\n"

@@ -243,5 +243,5 @@ def test_a_configuration_that_nothing_remembers_is_resumed_with_a_word(
     assert hocket(*RESUME).status == 0
     assert hocket("resume", "RUN", "steps=10", "-q").status == 0
     assert caplog.messages == [
-        "RUN/config.yaml: whether it is as the run wrote it is not known, as .hocket.json does not say"
+        "RUN/config.yaml: may have changed since the run wrote it: .hocket.json does not have its content"
     ]

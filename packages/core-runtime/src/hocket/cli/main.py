@@ -5,66 +5,28 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from hocket import __version__
+from hocket.cli.click_parts import Folder
 from hocket.cli.completion import complete_overrides, complete_recipes
-from hocket.cli.printing import print_anything
+from hocket.cli.mistakes import mistakes_reported
+from hocket.cli.rank_options import rank_options, ranks_option
 from hocket.cli.recommend.options import Asked, network_options, network_overrides, recommend_options
 from hocket.cli.run_options import RunOptions, run_options
 from hocket.cli.streams import keep_streams
-from hocket.cli.wanted_ranks import WantedRanks, rank_options
-from hocket.errors import HocketError, UserError, reason
+from hocket.cli.wanted_ranks import WantedRanks
 from hocket.patience import saying_it_goes_on
 from hocket.training.startup import defer_dynamo
-from hocket.transport.hosts import MOST_RANKS
 
 __all__ = ["cli", "main"]
-
-# Open MPI's mpiexec ends the others within 0.2 s of the first exit with an error.
-_RANK_0_REPORTS_S = 2.0
-
-
-class _Folder(click.Path):
-    """The path of a folder; refuses an empty text, which a shell gives for an unset variable."""
-
-    def __init__(self, **given: Any) -> None:
-        super().__init__(readable=False, **given)  # the command that reads it says so in one line
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value is not None and not str(value).strip():
-            self.fail("it is empty: name a folder ('.' for this one)", param, ctx)
-        if value is not None:
-            try:
-                os.lstat(value)
-            except (FileNotFoundError, NotADirectoryError, PermissionError):
-                pass  # the command that uses the folder reports it
-            except (OSError, ValueError) as error:  # no possible name, such as one that is too long
-                self.fail(f"{getattr(error, 'strerror', None) or error}: name another folder", param, ctx)
-        return super().convert(value, param, ctx)
-
 
 _TARGET = click.argument("target", metavar="RECIPE|FILE.yaml", shell_complete=complete_recipes)
 _OVERRIDES = click.argument(
     "overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides
 )
-
-_TRANSPORT = click.option(
-    "--transport",
-    type=click.Choice(["mpi", "torch", "virtual"]),
-    help="Transport between the ranks; default: the file's, else mpi if installed, else torch.",
-)
-
-
-def _ranks(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option for the number of ranks, spelt as by mpiexec and others."""
-    words = f"Number of ranks; default: {default}."
-    return click.option("-n", "-np", "--np", "ranks", type=click.IntRange(1, MOST_RANKS), help=words)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -76,12 +38,10 @@ def cli() -> None:
 @cli.command()
 @_TARGET
 @_OVERRIDES
-@_ranks("the file's, the hosts', or 1")
-@_TRANSPORT
-@rank_options
+@rank_options("the file's, the hosts', or 1")
 @click.option(
     "--out",
-    type=_Folder(path_type=Path, file_okay=False),
+    type=Folder(path_type=Path, file_okay=False),
     help="Folder for the results; default: runs/NAME-TIME.",
 )
 @click.option("--resume", is_flag=True, help="Continue the run in the folder --out, as `hocket resume` does.")
@@ -92,10 +52,7 @@ def cli() -> None:
 def run(
     target: str,
     overrides: tuple[str, ...],
-    ranks: int | None,
-    transport: str | None,
-    hosts: str | None,
-    mpi_args: tuple[str, ...],
+    wanted: WantedRanks,
     out: Path | None,
     resume: bool,
     overwrite: bool,
@@ -116,26 +73,16 @@ def run(
     """
     from hocket.cli.running import run_command
 
-    wanted = WantedRanks.of(ranks, hosts, transport, mpi_args)
     sys.exit(run_command(target, overrides, wanted, out, options, resume, overwrite))
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@_ranks("the hosts' places")
-@click.option(
-    "--transport",
-    type=click.Choice(["mpi", "torch"]),
-    help="Transport between the ranks; default: mpi if installed, else torch.",
-)
-@rank_options
+@rank_options("the hosts' places", "mpi if installed, else torch", transports=("mpi", "torch"))
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for `python -m`.")
 @click.argument("script", metavar="SCRIPT.py|PROGRAM")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
 def launch(
-    ranks: int | None,
-    transport: str | None,
-    hosts: str | None,
-    mpi_args: tuple[str, ...],
+    wanted: WantedRanks,
     module: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -151,28 +98,18 @@ def launch(
     """
     from hocket.cli.launching import launch_command
 
-    wanted = WantedRanks.of(ranks, hosts, transport, mpi_args)
     sys.exit(launch_command(wanted, script, arguments, module=module))
 
 
 @cli.command()
-@click.argument("folder", type=_Folder(path_type=Path, file_okay=False))
+@click.argument("folder", type=Folder(path_type=Path, file_okay=False))
 @_OVERRIDES
-@_ranks("as many as before")
-@click.option(
-    "--transport",
-    type=click.Choice(["mpi", "torch", "virtual"]),
-    help="Transport between the ranks; default: as before.",
-)
-@rank_options
+@rank_options("as many as before", "as before")
 @run_options
 def resume(
     folder: Path,
     overrides: tuple[str, ...],
-    ranks: int | None,
-    transport: str | None,
-    hosts: str | None,
-    mpi_args: tuple[str, ...],
+    wanted: WantedRanks,
     options: RunOptions,
 ) -> None:
     """Continue the run in FOLDER from its newest checkpoint.
@@ -185,7 +122,6 @@ def resume(
     """
     from hocket.cli.running import resume_command
 
-    wanted = WantedRanks.of(ranks, hosts, transport, mpi_args)
     sys.exit(resume_command(folder, overrides, wanted, options))
 
 
@@ -197,7 +133,7 @@ def resume(
     metavar="RECIPE|FILE.yaml... [KEY=VALUE]...",
     shell_complete=complete_recipes,
 )
-@_ranks("the hosts', the file's, or 4")
+@ranks_option("the hosts', the file's, or 4")
 @click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="Hosts of the ranks; default: one.")
 @network_options
 @click.option("--analysis", is_flag=True, help="Show how fast the strategy's topologies mix, and draw it.")
@@ -284,7 +220,7 @@ def recommend(asked: Asked) -> None:
 
 
 @cli.command()
-@click.argument("runs", nargs=-1, required=True, type=_Folder(path_type=Path), metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, type=Folder(path_type=Path), metavar="RUN...")
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME", help="A metric to show; may be given several times."
 )
@@ -297,7 +233,7 @@ def recommend(asked: Asked) -> None:
 )
 @click.option(
     "--out",
-    type=_Folder(path_type=Path, file_okay=False),
+    type=Folder(path_type=Path, file_okay=False),
     help="Folder for a page with figures, index.html.",
 )
 def compare(
@@ -321,12 +257,10 @@ def compare(
 @cli.command()
 @_TARGET
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE,VALUE...]...")
-@_ranks("the file's, or 1")
-@_TRANSPORT
-@rank_options
+@rank_options("the file's, or 1")
 @click.option(
     "--out",
-    type=_Folder(path_type=Path, file_okay=False),
+    type=Folder(path_type=Path, file_okay=False),
     help="Folder for the results; default: sweeps/NAME.",
 )
 @click.option(
@@ -335,10 +269,7 @@ def compare(
 def sweep(
     target: str,
     overrides: tuple[str, ...],
-    ranks: int | None,
-    transport: str | None,
-    hosts: str | None,
-    mpi_args: tuple[str, ...],
+    wanted: WantedRanks,
     out: Path | None,
     jobs: int,
 ) -> None:
@@ -354,9 +285,7 @@ def sweep(
     """
     from hocket.cli.sweeping import sweep_command
 
-    wanted = WantedRanks.of(ranks, hosts, transport, mpi_args)
-    options = [*(["--hosts", hosts] if hosts else []), *(f"--mpi-arg={words}" for words in mpi_args)]
-    sys.exit(sweep_command(target, overrides, wanted, options, out, jobs))
+    sys.exit(sweep_command(target, overrides, wanted, out, jobs))
 
 
 @cli.command(
@@ -387,7 +316,7 @@ def new() -> None:
 @click.argument("name")
 @click.option(
     "--into",
-    type=_Folder(path_type=Path, file_okay=False),
+    type=Folder(path_type=Path, file_okay=False),
     default=Path(),
     help="Folder in which to create hocket-NAME; default: this one.",
 )
@@ -425,52 +354,7 @@ def doctor() -> None:
 
 def main() -> None:
     """Run the command line; a user's mistake ends with one message and exit status 2."""
-    from hocket.transport.joining import has_joined
-
     keep_streams()
     defer_dynamo()
-    print_anything()
-    try:
-        os.getcwd()
-    except OSError as error:
-        print(
-            f"hocket: the working directory is gone ({error.strerror}): cd to one that is there",
-            file=sys.stderr,
-        )
-        sys.exit(2)
-    try:
+    with mistakes_reported():
         cli.main(standalone_mode=False)
-    except click.ClickException as error:
-        _let_rank_0_report()
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        if has_joined():
-            raise KeyboardInterrupt from None
-        print("hocket: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except PermissionError as error:
-        if has_joined() or error.filename is None:
-            raise
-        _let_rank_0_report()
-        print(
-            f"hocket: {error.filename}: {reason(error)}: it is another user's, or protected", file=sys.stderr
-        )
-        sys.exit(2)
-    except HocketError as error:
-        if has_joined():
-            raise
-        _let_rank_0_report()
-        if isinstance(error, UserError):
-            print(f"hocket: {error}", file=sys.stderr)
-            sys.exit(2)
-        print(f"hocket: {type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(1)
-
-
-def _let_rank_0_report() -> None:
-    """Leave rank 0 time to report an error of all ranks: at the first exit the launcher ends all."""
-    from hocket.transport.joining import launched_rank
-
-    if launched_rank() > 0:
-        time.sleep(_RANK_0_REPORTS_S)

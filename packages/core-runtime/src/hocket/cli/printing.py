@@ -1,35 +1,19 @@
-"""Output on terminals and into files without Unicode, as with LANG=C: every character has a stand-in."""
+"""Text of commands, in lines as wide as the terminal."""
 
 from __future__ import annotations
 
-import codecs
-import io
-import sys
+import shutil
+import textwrap
+from collections.abc import Iterable
 
-__all__ = ["TEXT_WIDTH", "print_anything"]
+__all__ = ["say"]
 
 #: Columns of text where the output is no terminal.
-TEXT_WIDTH = 110
-
-#: Stand-ins for the characters that Hocket itself prints; others are written as in Python, such as `\u03c6`.
-_IN_ASCII = {"±": "+-", "µ": "u", "…": "..."}
-
-_NAME = "hocket"
+_TEXT_WIDTH = 110
 
 
-def print_anything() -> None:
-    """Make standard output and standard error accept all characters."""
-    codecs.register_error(_NAME, _stand_in)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=_NAME)
-
-
-def _stand_in(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    characters = error.object[error.start : error.end]
-    written = [
-        _IN_ASCII.get(each) or each.encode("ascii", "backslashreplace").decode() for each in characters
-    ]
-    return "".join(written), error.end
+def say(lines: Iterable[str], bullet: str = "- ") -> None:
+    """Print paragraphs, each behind a bullet and as far indented as it is long."""
+    width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns
+    for line in lines:
+        print(textwrap.fill(line, width, initial_indent=bullet, subsequent_indent=" " * len(bullet)))

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from hocket.cli.comparing import write_report
-from hocket.cli.printing import print_anything
 from hocket.cli.streams import keep_streams
 from hocket.disk import naming, write_text
 from hocket.pictures import NO_PICTURE
@@ -77,5 +76,4 @@ def _main(arguments: Sequence[str]) -> None:
 if __name__ == "__main__":
     keep_streams()
     defer_dynamo()
-    print_anything()
     _main(sys.argv[1:])

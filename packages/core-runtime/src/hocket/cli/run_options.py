@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
 import click
 
+from hocket.cli.click_parts import Command, add_options
 from hocket.errors import UserError
 from hocket.training.observer import Display
 from hocket.training.run import RunConfig
@@ -107,7 +107,7 @@ _OPTIONS = (
 )
 
 
-def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def run_options(command: Command) -> Command:
     """Add these options to a command, which gets them as one argument, `options`."""
     names = list(RunOptions.__dataclass_fields__)
 
@@ -116,6 +116,4 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         options = RunOptions(**{name: given.pop(name) for name in names})
         return command(**given, options=options)
 
-    for option in reversed(_OPTIONS):
-        with_options = option(with_options)
-    return with_options
+    return add_options(with_options, _OPTIONS)

@@ -1,7 +1,11 @@
-"""Standard output and error that outlive their readers and full disks, so that training goes on."""
+"""Standard output and error that outlive their readers and full disks, and accept every character.
+
+Without Unicode, as with LANG=C, every character has a stand-in.
+"""
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
@@ -12,9 +16,17 @@ __all__ = ["keep_streams"]
 
 _NAMES = {1: "standard output", 2: "standard error"}
 
+#: Stand-ins for the characters that Hocket itself prints; others are written as in Python, such as `\u03c6`.
+_IN_ASCII = {"±": "+-", "µ": "u", "…": "..."}
+
+#: The name of the codec error handler that writes stand-ins.
+_STAND_INS = "hocket"
+
 
 def keep_streams() -> None:
-    """Drop output that can no longer be written, for the rest of the process; called as it begins.
+    """Drop output that can no longer be written, and write stand-ins for characters that a stream cannot.
+
+    For the rest of the process; called as it begins.
 
     If the reader is gone, as `head` goes, nothing is said; any other reason is printed once, on standard error.
     Descriptors 0 to 2 that are closed are opened on an empty file: else the next file opened would get their number.
@@ -26,6 +38,20 @@ def keep_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
     sys.stdout = _kept(sys.stdout, sys.__stdout__, 1)
     sys.stderr = _kept(sys.stderr, sys.__stderr__, 2)
+    codecs.register_error(_STAND_INS, _stand_in)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_STAND_INS)
+
+
+def _stand_in(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    characters = error.object[error.start : error.end]
+    written = [
+        _IN_ASCII.get(each) or each.encode("ascii", "backslashreplace").decode() for each in characters
+    ]
+    return "".join(written), error.end
 
 
 def _kept(stream: TextIO | None, first: TextIO | None, number: int) -> TextIO:

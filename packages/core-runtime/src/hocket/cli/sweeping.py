@@ -67,7 +67,6 @@ def sweep_command(
     target: str,
     arguments: Sequence[str],
     wanted: WantedRanks,
-    options: Sequence[str],
     out: Path | None,
     jobs: int,
 ) -> int:
@@ -77,7 +76,6 @@ def sweep_command(
         target: a recipe's name or a file.
         arguments: keys and their values.
         wanted: the ranks of each run.
-        options: the options of `hocket run` on hosts and mpiexec.
         out: the folder for results, if one is named.
         jobs: the number of runs at a time.
 
@@ -101,7 +99,7 @@ def sweep_command(
         folder, (STARTS, PAGE, *(each.name for each in chosen if (folder / each.name).is_file())), "--out"
     )
     with _held(folder) as lock:
-        runs = [_SweepRun(each, folder / each.name, options) for each in chosen]
+        runs = [_SweepRun(each, folder / each.name, wanted.words) for each in chosen]
         for run in runs:
             run.check_folder()
         claim(folder, STARTS)

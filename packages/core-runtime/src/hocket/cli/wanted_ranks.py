@@ -8,11 +8,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import click
 
 from hocket.errors import UserError
 from hocket.transport.hosts import Host, are_here, parse_hosts, share_out
@@ -21,29 +18,12 @@ from hocket.transport.launching import Starter, launch, usable_mpiexec
 from hocket.transport.mpiexec import find_mpiexec
 from hocket.transport.own_ranks import OwnRanks
 
-__all__ = ["WantedRanks", "launch_here", "rank_options"]
+__all__ = ["WantedRanks", "launch_here"]
 
 _MASTER_PORT = 29500
 
 #: Signals by which a process ends that was not asked to.
 _CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
-
-
-def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `WantedRanks.of`, except for `-n` and `--transport`, to a command."""
-    hosts = click.option(
-        "--hosts",
-        metavar="a:8,b:8|FILE",
-        help="Hosts of the ranks, and the number on each; a hostfile has a line `a slots=8` for each host.",
-    )
-    arguments = click.option(
-        "--mpi-arg",
-        "mpi_args",
-        multiple=True,
-        metavar="WORDS",
-        help="Further arguments of mpiexec; may be repeated.",
-    )
-    return hosts(arguments(command))
 
 
 @dataclass(frozen=True)
@@ -55,12 +35,14 @@ class WantedRanks:
         hosts: the hosts with their places; none for this host.
         transport: `mpi`, `torch` or `virtual`; None for MPI if it is installed, else torch.
         mpi_args: further arguments of mpiexec.
+        words: the options `--hosts` and `--mpi-arg` as they were given.
     """
 
     ranks: int | None = None
     hosts: tuple[Host, ...] = ()
     transport: str | None = None
     mpi_args: tuple[str, ...] = ()
+    words: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(
@@ -77,7 +59,8 @@ class WantedRanks:
             raise UserError(
                 f"--mpi-arg {' '.join(mpi_args)}: {error}: write words as a shell reads them"
             ) from error
-        return cls(ranks, parse_hosts(hosts) if hosts else (), transport, words)
+        given = (*(("--hosts", hosts) if hosts else ()), *(f"--mpi-arg={text}" for text in mpi_args))
+        return cls(ranks, parse_hosts(hosts) if hosts else (), transport, words, given)
 
     @property
     def size(self) -> int | None:

@@ -69,6 +69,11 @@ class Strategy:
         return (self, *(phase.strategy for phase in self.phases))
 
     @property
+    def in_phases(self) -> tuple[Phase, ...]:
+        """Return the phases, the one from step 0 on included."""
+        return (Phase(0, self.at(0)), *(phase for phase in self.phases if phase.step))
+
+    @property
     def exchanges(self) -> tuple[Exchange, ...]:
         """Return all exchanges, in the order of a step."""
         return (*self.gradients, *self.parameters)

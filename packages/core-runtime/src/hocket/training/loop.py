@@ -6,8 +6,8 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sized
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -36,9 +36,11 @@ from hocket.training.evaluation import evaluate, evaluate_together
 from hocket.training.meters import Value
 from hocket.training.observer import Display, observer_for
 from hocket.training.results import Results
+from hocket.training.rows import SinceRow, since_row_of_ranks
 from hocket.training.run import RunConfig, build_engine, build_task
 from hocket.training.schedules import Schedules
 from hocket.training.split import split
+from hocket.training.summary import summary_of
 from hocket.training.training_time import TrainingTime
 from hocket.transport.gathering import gather
 from hocket.transport.peer import Peer
@@ -46,30 +48,6 @@ from hocket.transport.peer import Peer
 __all__ = ["refuse_nothing_learned", "save_model", "steps_per_epoch", "train"]
 
 _log = logging.getLogger(__name__)
-
-#: The number of ranks, from 0 on, whose replicas are evaluated one by one: a thousand take as long as the training.
-_MOST_REPLICAS = 64
-
-
-@dataclass
-class _SinceRow:
-    """The loss and samples of this rank since the last row of metrics.
-
-    Attributes:
-        loss: the sum of the samples' losses.
-        samples: the number of samples.
-        seconds: seconds of training up to the last row.
-        waited_s: the part of these seconds in which this rank waited.
-    """
-
-    loss: float = 0.0
-    samples: int = 0
-    seconds: float = 0.0
-    waited_s: float = 0.0
-
-    def add(self, loss: float, samples: int) -> None:
-        self.loss += loss * samples
-        self.samples += samples
 
 
 def steps_per_epoch(run: RunConfig, samples: int, shares: int) -> int:
@@ -186,7 +164,7 @@ class _Run:
         self._per_step = run.batch_size * run.accumulate
         self._per_epoch = steps_per_epoch(run, len(cast(Sized, data.train)), session.data_size)
         self._done_in_epoch = 0
-        self._since_row = _SinceRow()
+        self._since_row = SinceRow()
         self._time = TrainingTime(session)
         self._last_row: dict[str, Any] = {}
         self._warned_of_divergence = False
@@ -224,7 +202,7 @@ class _Run:
                 if not last_of_epoch:  # else ranks meet before the next batch, too
                     self._time.go_on()
             self._begin_results()  # where nothing was left to do
-            return self._summary()
+            return summary_of(self._run, self._session, self._time, self._last_row, self._evaluate_replica)
         finally:
             if self._observer:
                 self._observer.close()
@@ -310,17 +288,19 @@ class _Run:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._done_in_epoch = state["done_in_epoch"]
-        self._since_row = _SinceRow(**state["since_row"])
+        self._since_row = SinceRow(**state["since_row"])
         self._schedules.load_state_dict(state["schedules"])
         self._time.load_state_dict(state["time"])
         self._last_row = state["last_row"]
 
     def _begin_row(self) -> None:
-        self._since_row = _SinceRow(seconds=self._time.seconds, waited_s=self._time.waited_s)
+        self._since_row = SinceRow(seconds=self._time.seconds, waited_s=self._time.waited_s)
 
     def _write_row(self, epoch: int, validate: bool) -> None:
         session = self._session
-        row: dict[str, object] = {"epoch": epoch, "step": session.step, **self._of_ranks()}
+        of_ranks = since_row_of_ranks(session, self._time, self._since_row)
+        row: dict[str, object] = {"epoch": epoch, "step": session.step, **of_ranks}
+        self._begin_row()
         if validate:
             row |= self._validate()
             row["consensus_distance"] = session.consensus_distance()
@@ -343,91 +323,18 @@ class _Run:
             )
         self._warned_of_divergence |= diverges
 
-    def _of_ranks(self) -> dict[str, float | None]:
-        """Return a row's numbers over all ranks; collective.
-
-        Seconds are those of the slowest rank; the training loss is a mean over samples, bytes and waits are means over
-        ranks; the smallest and largest rank's stand beside them.
-        """
-        counters, own = self._session.counters, self._since_row
-        seconds, waited_s = self._time.seconds, self._time.waited_s
-        passed_s = seconds - own.seconds
-        share = (waited_s - own.waited_s) / passed_s if passed_s > 0 else None
-        gathered = self._session.gather(
-            [seconds, own.loss, own.samples, counters.bytes_sent, waited_s, share]
-        )
-        self._begin_row()
-        times, losses, samples, sent, waits, shares = zip(*gathered, strict=True)
-        means = [loss / count for loss, count in zip(losses, samples, strict=True) if count]
-        return {
-            "seconds": max(times),
-            **_spread(TRAIN_LOSS, means),
-            TRAIN_LOSS: sum(losses) / max(1, sum(samples)),
-            **_spread("bytes_sent", sent),
-            "exposed_wait_s": sum(waits) / len(waits),
-            **_spread("wait_share", [share for share in shares if share is not None]),
-        }
-
     def _validate(self) -> dict[str, Value]:
         with self._session.consensus():
             found = evaluate_together(self._session, self._task, self._loss, self._data.valid, self._device)
         return {f"{VALID}{name}": value for name, value in found.items()}
 
-    def _summary(self) -> dict[str, object]:
-        session, row = self._session, self._last_row
-        seconds, counters = row["seconds"], session.counters
-        gathered = session.gather([self._time.waited_s, counters.under_way_s, counters.bytes_sent])
-        exposed_s, under_way_s, bytes_sent = (
-            sum(of_rank) / session.size for of_rank in zip(*gathered, strict=True)
-        )
-        outcomes, active, staleness, skipped = zip(
-            *session.gather(
-                [counters.outcomes, counters.active, counters.staleness_max, session.skipped_steps]
-            ),
-            strict=True,
-        )
-        validated = {name: value for name, value in row.items() if name.startswith(VALID)}
-        return {
-            "recipe": self._run.strategy.name,
-            "task": self._run.task.name,
-            "transport": session.peer.transport,
-            "ranks": session.size,
-            "steps": session.step,
-            # Ranks that step with gradients of their own leave out steps of their own.
-            "skipped_steps": max(skipped),
-            "skipped_steps_ranks": list(skipped),
-            "seconds": seconds,
-            "steps_per_second": session.step / seconds if seconds > 0 else None,
-            TRAIN_LOSS: row[TRAIN_LOSS],
-            **validated,
-            **self._of_replicas(validated),
-            "bytes_sent_per_step": bytes_sent / max(1, session.step),
-            "exposed_wait_fraction": exposed_s / seconds if seconds > 0 else None,
-            "exposed_wait_fraction_ranks": [
-                waited_s / seconds if seconds > 0 else None for waited_s, _, _ in gathered
-            ],
-            "overlap_share": 1 - exposed_s / under_way_s if under_way_s > 0 else None,
-            "consensus_distance": row["consensus_distance"],
-            "active_mean": sum(active) / sum(outcomes) if any(outcomes) else None,
-            "staleness_max": max(staleness),
-        }
-
-    def _of_replicas(self, validated: dict[str, object]) -> dict[str, list[object]]:
-        """Return the first replicas' own loss and metrics on all held-out samples, by rank; collective."""
-        own = validated
-        if self._session.rank >= _MOST_REPLICAS:
-            own = {}
-        elif not self._session.inner.replicas_equal:
-            valid: Any = self._data.valid
-            with self._session.replica():
-                found = evaluate(
-                    self._session.model, self._task, self._loss, valid, range(len(valid)), self._device
-                )
-            own = {f"{VALID}{name}": value for name, value in found.values().items()}
-        gathered = self._session.gather(own)
-        return {
-            f"{name}_ranks": [of_rank[name] for of_rank in gathered[:_MOST_REPLICAS]] for name in gathered[0]
-        }
+    def _evaluate_replica(self) -> dict[str, Value]:
+        """Return this replica's own loss and metrics on all held-out samples."""
+        session, valid = self._session, self._data.valid
+        indices = range(len(cast(Sized, valid)))
+        with session.replica():
+            found = evaluate(session.model, self._task, self._loss, valid, indices, self._device)
+        return {f"{VALID}{name}": value for name, value in found.values().items()}
 
 
 def _num_elements(batch: Any) -> int:
@@ -443,14 +350,3 @@ def _share_of(loss: Loss, share: float, output: Any, target: Any) -> torch.Tenso
 def _clip_before(session: Session, norm: float, *step: object) -> None:
     """Clip, as a hook of an optimizer's step."""
     session.clip_grad_norm_(norm)
-
-
-def _spread(name: str, of_ranks: Sequence[float]) -> dict[str, float | None]:
-    """Return the mean over ranks, the smallest and the largest; None for each if no rank has a value."""
-    if not of_ranks:
-        return dict.fromkeys((name, f"{name}_min", f"{name}_max"))
-    return {
-        name: sum(of_ranks) / len(of_ranks),
-        f"{name}_min": min(of_ranks),
-        f"{name}_max": max(of_ranks),
-    }

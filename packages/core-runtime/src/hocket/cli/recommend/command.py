@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from hocket.cli.printing import say
 from hocket.cli.recommend.candidates import find_candidates
 from hocket.cli.recommend.options import Asked
 from hocket.cli.recommend.predictions import Predictions
-from hocket.cli.recommend.showing import absent, assumptions, say, show_costs, show_head, show_table_of
+from hocket.cli.recommend.showing import absent, assumptions, show_costs, show_head, show_table_of
 from hocket.cli.recommend.situation import base_of, delays_among, model_asked, placement_of, step_seconds
 from hocket.errors import UserError
 from hocket.plugin import default_registry

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
 
 import click
 
+from hocket.cli.click_parts import Command, add_options
 from hocket.config.source import SLOTS, parse_override
 from hocket.quantities import bits_per_second, read, seconds
 
@@ -69,11 +69,9 @@ class Asked:
         return tuple(each for each in self.overrides if each not in self.of_strategy)
 
 
-def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def network_options(command: Command) -> Command:
     """Add the options for the model's size and the network to a command."""
-    for option in reversed(_NETWORK_OPTIONS):
-        command = option(command)
-    return command
+    return add_options(command, _NETWORK_OPTIONS)
 
 
 def network_overrides(bandwidth: str | None, latency: str | None) -> list[str]:
@@ -127,7 +125,7 @@ _OPTIONS = (
 )
 
 
-def recommend_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def recommend_options(command: Command) -> Command:
     """Add these options to a command, which gets them as one argument, `asked`."""
 
     @wraps(command)
@@ -143,6 +141,4 @@ def recommend_options(command: Callable[..., Any]) -> Callable[..., Any]:
         overrides = tuple(word for word in words if word not in targets)
         return command(Asked(target=targets[0] if targets else None, overrides=overrides, **given))
 
-    for option in reversed(_OPTIONS):
-        with_options = option(with_options)
-    return with_options
+    return add_options(with_options, _OPTIONS)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hocket.cli.planning import ASSUMED_OVERLAP, MATRICES, title
-from hocket.cli.printing import TEXT_WIDTH
+from hocket.cli.plan_text import ASSUMED_OVERLAP, title
+from hocket.cli.printing import say
 from hocket.cli.recommend.candidates import NOTHING, CandidateStrategy
 from hocket.cli.recommend.options import Asked
 from hocket.cli.recommend.predictions import SYNCHRONOUS, Predictions
@@ -16,6 +14,7 @@ from hocket.cli.table import format_bytes, format_seconds, show_table
 from hocket.installing import how_to_install
 from hocket.plan.advice import CLOSE, PLAIN, least_bandwidth, most_hosts
 from hocket.plan.links import WITHIN_A_HOST
+from hocket.plan.models import MATRICES
 from hocket.plugin.discovery import KNOWN_WORDS, TASKS
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from hocket.delays import Delays
     from hocket.plan.plan import Plan
 
-__all__ = ["absent", "assumptions", "say", "show_costs", "show_head", "show_table_of"]
+__all__ = ["absent", "assumptions", "show_costs", "show_head", "show_table_of"]
 
 #: The numbers of hosts among which plain allreduce is compared.
 _HOSTS = tuple(2**power for power in range(1, 8))
@@ -238,9 +237,3 @@ def assumptions(
     if not asked.all:
         lines.append("--all includes recipes whose accuracy has not been measured.")
     return lines
-
-
-def say(lines: Sequence[str], bullet: str = "- ") -> None:
-    width = shutil.get_terminal_size((TEXT_WIDTH, 0)).columns
-    for line in lines:
-        print(textwrap.fill(line, width, initial_indent=bullet, subsequent_indent=" " * len(bullet)))

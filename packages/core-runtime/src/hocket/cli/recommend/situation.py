@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from hocket.cli.planning import model_of, model_of_size
 from hocket.cli.recommend.options import Asked, network_overrides
 from hocket.config.source import based_on
 from hocket.delays import RandomSubset
 from hocket.errors import ConfigError, UserError
+from hocket.plan.models import model_of, model_of_size
 from hocket.plugin import Registry, default_registry
 from hocket.quantities import read, seconds
 from hocket.strategy.scope import Placement
@@ -123,7 +123,7 @@ def model_asked(asked: Asked, base: RunConfig) -> nn.Module:
         )
     from hocket.cli.checking import check_run
 
-    return model_of(check_run(base))
+    return model_of(check_run(base).model)
 
 
 def step_seconds(asked: Asked, base: RunConfig) -> float:

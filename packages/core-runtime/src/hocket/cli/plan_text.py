@@ -1,0 +1,144 @@
+"""Sentences of `hocket plan`: ranks, models, components by name, and the assumptions below the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hocket.cli.table import format_bytes, format_seconds
+from hocket.collective.api import Ends
+from hocket.config.component import component_name, telling_fields
+from hocket.plan.links import WITHIN_A_HOST
+from hocket.plan.models import MATRICES
+from hocket.strategy.exchange import Buffers
+from hocket.strategy.scope import Placement
+from hocket.training.run import RunConfig
+
+if TYPE_CHECKING:
+    from hocket.delays import Delays
+    from hocket.plan.plan import ExchangePlan, Plan
+
+__all__ = ["ASSUMED_OVERLAP", "HOSTS", "assumptions", "ranks_of", "size_of", "title"]
+
+#: The effect of hosts on a plan.
+HOSTS = (
+    "Hosts: a host's ranks share memory, and may form a group with a leader (over: {name: group, by: host}). The "
+    "bandwidth is that of each host's link, which its ranks share; messages within a host pass through memory, at "
+    f"{WITHIN_A_HOST.bandwidth_bits_per_s / 1e9:.0f} Gbit/s and {format_seconds(WITHIN_A_HOST.latency_s)}."
+)
+
+#: The overlap that predictions assume.
+ASSUMED_OVERLAP = (
+    "Assumed overlap: backward, two thirds of a step, hides gradients but for the last segment; forward, one third, "
+    "hides exchanges with overlap forward; a delay hides whole steps."
+)
+
+#: The number of steps over which injected delays are averaged.
+_STEPS_LOOKED_AT = 1000
+
+
+def ranks_of(run: RunConfig, placement: Placement) -> str:
+    """Return the numbers of ranks and hosts as text."""
+    hosts = len(set(placement.hosts))
+    return f"{run.ranks} rank{'s' * (run.ranks != 1)}" + (f" on {hosts} hosts" if hosts > 1 else "")
+
+
+def size_of(run: RunConfig, plan: Plan, params: str | None) -> str:
+    """Return the model's name and size as text."""
+    model = f"task {run.task.name}" if params is None else f"{MATRICES} equal matrices"
+    return f"{model}: {plan.num_parameters:,} trainable parameters, {format_bytes(plan.model_bytes)}"
+
+
+def assumptions(run: RunConfig, placement: Placement, plan: Plan) -> Iterator[str]:
+    """Yield the sentences below a plan's table."""
+    bandwidth = run.network.bandwidth_bits_per_s
+    several = len(set(placement.hosts)) > 1
+    joined = "host" if several else "rank"
+    speed = "unlimited bandwidth" if math.isinf(bandwidth) else f"{bandwidth / 1e9:.3g} Gbit/s per {joined}"
+    yield (
+        "Sent: bytes that a rank sends, on average over ranks and steps: by a ring (allreduce), a tree (broadcast) "
+        "or to each neighbour (gossip), with the padding and the flags that travel with gradients. summary.json "
+        "counts in the same way."
+    )
+    yield (
+        f"Time: for a latency of {format_seconds(run.network.latency_s)} and {speed} (network.latency_s, "
+        "network.bandwidth_bits_per_s), without other traffic, one segment after the other. Time that an overlap "
+        "hides is not subtracted."
+    )
+    yield (
+        "Memory: send and receive buffers, in multiples of the trainable parameters' size. Parameters move into flat "
+        "memory of the same size. Where gradients are exchanged, .grad is a view of the receive buffer and needs no "
+        "memory of its own. Optimizer and activations are not counted."
+    )
+    if several:
+        yield HOSTS
+    if plan.strategy.samples is not None:
+        yield (
+            f"Samples travel, too, by {title(plan.strategy.samples)}. Their size is not known here, so they are not "
+            "counted."
+        )
+    if run.delays is not None:
+        yield _delays(run.delays, run, plan.ranks)
+    if plan.ranks == 1:
+        yield "A single rank exchanges nothing."
+    for planned in plan.exchanges:
+        yield from _of_exchange(planned, plan, run)
+    if any(planned.exchange.every != 1 for planned in plan.exchanges):
+        yield "The costs of exchanges that are not due in every step are averaged over the steps."
+
+
+def _of_exchange(planned: ExchangePlan, plan: Plan, run: RunConfig) -> Iterator[str]:
+    exchange = planned.exchange
+    for size in sorted({len(scope) for scope in planned.scopes} - {1}):
+        yield from exchange.collective.notes(exchange.compressor, planned.layouts, size, run.network)
+    topology = exchange.topology
+    passive = exchange.collective.traits.passive
+    if topology is not None and not topology.columns_sum_to_one and not passive:
+        yield (
+            f"{exchange.name}: averaging over {title(topology)} does not preserve the replicas' mean, as some "
+            "ranks send to more ranks than they receive from."
+        )
+    if exchange.outer is not None:
+        mean = "the mean of " if exchange.collective.traits.ends is Ends.OWN else ""
+        yield (
+            f"{exchange.name}: consensus and evaluation use {mean}the outer parameters, which contain the ranks' "
+            "training up to the last time it was sent."
+        )
+        if plan.num_buffers and exchange.buffers is Buffers.OWN:
+            yield (
+                f"{exchange.name}: the model's {plan.num_buffers} buffers (BatchNorm's statistics) stay each "
+                "rank's own until a consensus; `buffers: mean` averages them at the end of each period."
+            )
+    if exchange.stagger and planned.layouts:
+        largest = max(layout.wire_bytes for layout in planned.layouts)
+        yield (
+            f"{exchange.name}: segments take turns, so that one step exchanges at most {format_bytes(largest)} "
+            f"of {format_bytes(sum(layout.wire_bytes for layout in planned.layouts))}."
+        )
+
+
+def _delays(delays: Delays, run: RunConfig, size: int) -> str:
+    seconds = np.stack([delays.of_step(step, size, run.seed) for step in range(_STEPS_LOOKED_AT)])
+    mean, longest = format_seconds(seconds.mean()), format_seconds(seconds.max(axis=1).mean())
+    return (
+        f"Injected delays, {title(delays)}: a rank is held up for {mean} per step on average; if all ranks wait for "
+        f"each other in every step, for {longest}."
+    )
+
+
+def title(component: object) -> str:
+    """Return a component's name as in a config, with its numbers and its settings other than defaults."""
+    return _named({"name": component_name(component), **telling_fields(component)})
+
+
+def _named(plain: Mapping[str, Any]) -> str:
+    fields = ", ".join(
+        f"{key}: {_named(value) if isinstance(value, Mapping) else value}"
+        for key, value in plain.items()
+        if key != "name"
+    )
+    # A mapping without a name is not a component but a field of one.
+    return " ".join(part for part in (str(plain.get("name", "")), f"{{{fields}}}" if fields else "") if part)

@@ -1,0 +1,69 @@
+"""The options of commands that start ranks: their number, hosts, transport and launcher."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import click
+
+from hocket.cli.click_parts import Command, Option, add_options
+from hocket.cli.wanted_ranks import WantedRanks
+from hocket.transport.hosts import MOST_RANKS
+
+__all__ = ["rank_options", "ranks_option"]
+
+
+def ranks_option(default: str) -> Option:
+    """Return the option for the number of ranks, spelt as by mpiexec and others."""
+    words = f"Number of ranks; default: {default}."
+    return click.option("-n", "-np", "--np", "ranks", type=click.IntRange(1, MOST_RANKS), help=words)
+
+
+def rank_options(
+    ranks: str,
+    transport: str = "the file's, else mpi if installed, else torch",
+    *,
+    transports: tuple[str, ...] = ("mpi", "torch", "virtual"),
+) -> Option:
+    """Add these options to a command, which gets them as one argument, `wanted`.
+
+    Args:
+        ranks, transport: the defaults, in words.
+        transports: the transports to choose from.
+    """
+    options = (
+        ranks_option(ranks),
+        click.option(
+            "--transport",
+            type=click.Choice(transports),
+            help=f"Transport between the ranks; default: {transport}.",
+        ),
+        click.option(
+            "--hosts",
+            metavar="a:8,b:8|FILE",
+            help="Hosts of the ranks, and the number on each; a hostfile has a line `a slots=8` for each host.",
+        ),
+        click.option(
+            "--mpi-arg",
+            "mpi_args",
+            multiple=True,
+            metavar="WORDS",
+            help="Further arguments of mpiexec; may be repeated.",
+        ),
+    )
+
+    def add(command: Command) -> Command:
+        @wraps(command)
+        def with_options(
+            ranks: int | None,
+            hosts: str | None,
+            transport: str | None,
+            mpi_args: tuple[str, ...],
+            **given: Any,
+        ) -> Any:
+            return command(**given, wanted=WantedRanks.of(ranks, hosts, transport, mpi_args))
+
+        return add_options(with_options, options)
+
+    return add
