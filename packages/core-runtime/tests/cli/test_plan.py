@@ -245,7 +245,7 @@ def test_the_command_adds_exchanges_up(capsys: pytest.CaptureFixture[str]) -> No
     assert "4 ranks" in shown
     assert re.search(r"^parameters\.0 +broadcast .* 4 steps ", shown, re.MULTILINE)
     assert re.search(r"^together .* 2\.0\d x$", shown, re.MULTILINE)
-    assert "averaged over the steps" in shown
+    assert "averaged over the steps" in " ".join(shown.split())
 
 
 def test_injected_delays_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -364,7 +364,7 @@ def test_a_recipe_may_have_overrides_of_its_own(hocket: Callable[..., Any]) -> N
 
 def test_a_pipeline_is_not_planned_by_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "data_size", lambda self, size: size // 2)
-    with pytest.raises(UserError, match="--hosts: engine data_parallel shares the model out over ranks"):
+    with pytest.raises(UserError, match="--hosts: engine data_parallel divides the model over ranks"):
         plan_command("sgd", (), None, parse_hosts("2x4"))
 
 
