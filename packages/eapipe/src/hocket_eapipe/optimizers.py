@@ -36,7 +36,7 @@ class Follower:
         tensors: Mapping[nn.Parameter, Tensor],
         make: MakeOptimizer | None,
     ) -> None:
-        self._followed = followed
+        self.followed = followed
         #: The number of the user's group that each group follows.
         self._groups: list[int] = []
         groups = []
@@ -52,7 +52,7 @@ class Follower:
     def follow(self, followed: torch.optim.Optimizer | None = None) -> None:
         """Take over the values of the user's groups, or of another follower's optimizer over the same stage."""
         groups = (
-            [self._followed.param_groups[number] for number in self._groups]
+            [self.followed.param_groups[number] for number in self._groups]
             if followed is None
             else followed.param_groups
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import Any
@@ -34,30 +34,12 @@ from hocket_eapipe.reestimation import Reestimation
 from hocket_eapipe.runner import Runner, StageNeighbours
 from hocket_eapipe.splitting import split
 from hocket_eapipe.stage import Stage, StagePosition
-from hocket_eapipe.weights import (
-    Elastic,
-    Flush,
-    Naive,
-    NoWeights,
-    SpecTrain,
-    StagePart,
-    Stashing,
-    VerticalSync,
-    Weights,
-)
-from hocket_eapipe.weights.elastic import replicate
+from hocket_eapipe.weights import NoWeights, StagePart
+from hocket_eapipe.weights.policies import weights_of
 
 __all__ = ["PipelineSession"]
 
 _log = logging.getLogger("hocket")
-
-_NEWEST: dict[Policy, Callable[[StagePart, Follower], Weights]] = {
-    Policy.NAIVE: Naive,
-    Policy.STASHING: Stashing,
-    Policy.VERTICAL_SYNC: VerticalSync,
-    Policy.SPECTRAIN: SpecTrain,
-    Policy.FLUSH: Flush,
-}
 
 
 class PipelineSession(EngineSession):
@@ -153,19 +135,7 @@ class PipelineSession(EngineSession):
         undo.callback(session.abandon)
         session.count_into(self.counters)
         part = StagePart(module, session, stage, self.mesh.stages)
-        return Stage(module, session, self._weights(part, leader, given), place)
-
-    def _weights(self, part: StagePart, leader: Follower, given: Attachment) -> Weights:
-        engine = self._engine
-        if engine.policy is not Policy.ELASTIC:
-            return _NEWEST[engine.policy](part, leader)
-        master = part.parameters()
-        replicas = [replicate(part) for _ in range(self.mesh.stages)]
-        followers = [
-            Follower(self.optimizer, {master[name]: t for name, t in replica.items()}, given.make_optimizer)
-            for replica in replicas
-        ]
-        return Elastic(part, leader, followers, replicas, engine.alpha, engine.tau, engine.buffers)
+        return Stage(module, session, weights_of(self._engine, part, leader, given.make_optimizer), place)
 
     def _neighbours(self, place: int) -> StageNeighbours:
         found = StageNeighbours()
