@@ -18,7 +18,7 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from hocket.collective.api import Ends
+from hocket.collective.api import Collective, Ends
 from hocket.compressor import Compressor
 from hocket.compressor.wrapper import Identity
 from hocket.errors import CompositionError
@@ -125,8 +125,19 @@ def sized_recipes() -> list[tuple[str, int]]:
 
 
 def is_repeatable(strategy: Strategy) -> bool:
-    """Return whether two runs give the same bits, and send as many bytes as planned: nothing depends on time."""
-    return not any(exchange.collective.traits.depends_on_time for exchange in strategy.exchanges)
+    """Return whether two runs give the same bits, and send as many bytes as planned.
+
+    Nothing then depends on when ranks arrive at a round, or on measured costs.
+    """
+    return not any(_depends_on_time(exchange.collective) for exchange in strategy.exchanges)
+
+
+def _depends_on_time(collective: Collective) -> bool:
+    traits = collective.traits
+    measures = getattr(collective, "algorithm", None) == "auto" or getattr(collective, "auto", False)
+    return (traits.needs_thread and traits.ends is Ends.OWN) or (
+        measures and getattr(collective, "costs", None) is None
+    )
 
 
 def _fits(strategy: Strategy, ranks: int) -> CompositionError | None:

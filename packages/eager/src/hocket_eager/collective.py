@@ -96,12 +96,10 @@ class PartialAllreduce(Collective):
     @property
     def traits(self) -> CollectiveTraits:
         full = self.candidates is None and self.starts is Quorum.LAST
-        depends_on_time = not full and self.staleness != 0
         return CollectiveTraits(
-            Ends.OWN if depends_on_time else Ends.SAME,
+            Ends.SAME if full or self.staleness == 0 else Ends.OWN,
             sums=True,
             needs_thread=True,
-            depends_on_time=depends_on_time,
             divides_by_weight=False,
             catches_up=self.missed is Delivery.SUM,
         )

@@ -92,8 +92,7 @@ class RedSyncAllreduce(SparseAllreduce):
 
     @property
     def traits(self) -> CollectiveTraits:
-        slots = frozenset({"gradients"})
-        return replace(super().traits, slots=slots, depends_on_time=self._asks_costs and self.costs is None)
+        return replace(super().traits, slots=frozenset({"gradients"}))
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
         """Return the cost of a gather, whatever the algorithm: `message_bytes` are those of an equal one.

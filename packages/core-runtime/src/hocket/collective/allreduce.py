@@ -79,7 +79,6 @@ class Allreduce(Collective):
             Ends.SAME,
             messages=Messages.SUMMED,
             sums=True,
-            depends_on_time=self.algorithm is AllreduceAlgorithm.AUTO,
             on_devices=self.algorithm is AllreduceAlgorithm.NATIVE,
         )
 

@@ -190,8 +190,6 @@ class CollectiveTraits:
         pushes_weight: whether values are meant to be divided by a weight that travels with them (push-sum).
         needs_thread: whether others need this rank's answer while its training thread computes.
         threadable: whether a progress thread can advance its requests beside the training thread (`progress: thread`).
-        depends_on_time: whether results depend on when ranks arrive at a round, or on measurements. Two runs may then
-            differ.
         divides_by_weight: whether gradients are divided by the weight that comes with them. Not where contributions
             may come in a later round: there the divisor must be the same in all rounds, or they would count more or
             less than others.
@@ -212,7 +210,6 @@ class CollectiveTraits:
     pushes_weight: bool = False
     needs_thread: bool = False
     threadable: bool = False
-    depends_on_time: bool = False
     divides_by_weight: bool = True
     catches_up: bool = False
     passive: bool = False

@@ -68,7 +68,6 @@ class PairAverage(Collective):
             slots=frozenset({"parameters"}),
             needs_topology=True,
             needs_thread=True,
-            depends_on_time=True,
             passive=True,
         )
 

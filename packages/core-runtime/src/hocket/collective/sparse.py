@@ -87,7 +87,6 @@ class SparseAllreduce(Collective):
             Ends.SAME,
             messages=Messages.GATHERED,
             sums=True,
-            depends_on_time=self.algorithm is SparseAlgorithm.AUTO,
         )
 
     def open(
