@@ -14,6 +14,7 @@ from hocket.segment.partition import ParameterSpan
 from hocket.segment.shape import SegmentShape
 from hocket.segment.staging import Staging, TrailerStaging
 from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 __all__ = ["Segment", "allocate", "view_of"]
 
@@ -94,26 +95,23 @@ class Segment(SegmentShape):
         array: Array = self.incoming_array[self.numel :]
         return array
 
-    def begin_stage_out(self) -> None:
-        """Begin to copy `outgoing` and its trailer into `outgoing_array`, until `staged_out`; free on the CPU."""
-        if self._staging is not None:
-            self._staging.begin_out(self.numel, self.flag)
-        elif self._trailers is not None:
-            self._trailers.begin_out(self.flag)
+    def begin_stage_out(self) -> Request | None:
+        """Begin to copy `outgoing` and its trailer into `outgoing_array`; free on the CPU.
 
-    def staged_out(self) -> bool:
-        """Return whether the copy of `begin_stage_out` is done; never blocks."""
-        return self._staging is None or self._staging.is_out()
+        Returns:
+            The copy's request; None where lanes can read `outgoing_array` at once.
+        """
+        if self._staging is not None:
+            return self._staging.begin_out(self.numel, self.flag)
+        if self._trailers is not None:
+            self._trailers.begin_out(self.flag)
+        return None
 
     def stage_out(self) -> None:
         """Copy `outgoing` into `outgoing_array`; free on the CPU."""
-        self.begin_stage_out()
-        self.end_stage_out()
-
-    def end_stage_out(self) -> None:
-        """Wait until the copy of `begin_stage_out` is done."""
-        if self._staging is not None:
-            self._staging.wait_out()
+        copy = self.begin_stage_out()
+        if copy is not None:
+            copy.wait()
 
     def stage_in(self) -> None:
         """Copy `incoming_array` into `incoming`; free on the CPU."""

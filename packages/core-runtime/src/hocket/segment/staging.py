@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.transport.request import FunctionRequest, Request
+
 __all__ = ["Staging", "TrailerStaging", "is_captured"]
 
 
@@ -30,9 +32,11 @@ class Staging:
         self._module = torch.get_device_module(outgoing.device)
         self._is_out, self._is_in = self._module.Event(), self._module.Event()
         self._brings = False
+        is_out = self._is_out
+        self._out = FunctionRequest(lambda: bool(is_out.query()), lambda _: is_out.synchronize())
 
-    def begin_out(self, numel: int, further: int | None) -> None:
-        """Copy the first `numel` elements out, and another one, once the current stream gets here."""
+    def begin_out(self, numel: int, further: int | None) -> Request:
+        """Begin to copy the first `numel` elements out, and another one, once the current stream gets here."""
         current, copies = self._current(), _copies(self._outgoing.device)
         copies.wait_stream(current)
         if self._brings:  # perhaps on another stream; what arrives next overwrites what it brings
@@ -42,14 +46,7 @@ class Staging:
             if further is not None:
                 self.outgoing[further].copy_(self._outgoing[further], non_blocking=True)
         self._is_out.record(copies)
-
-    def is_out(self) -> bool:
-        """Return whether the copy of `begin_out` is done; never blocks."""
-        return bool(self._is_out.query())
-
-    def wait_out(self) -> None:
-        """Wait until the copy of `begin_out` is done."""
-        self._is_out.synchronize()
+        return self._out
 
     def begin_in(self) -> None:
         """Copy in, before the current stream's next work."""

@@ -23,7 +23,7 @@ from hocket.trace.observer import ObservedRequest, OverlapClock
 from hocket.trace.profiler import profiled
 from hocket.transport.network import NetworkModel
 from hocket.transport.peer import Peer
-from hocket.transport.request import Finished, FunctionRequest, Request
+from hocket.transport.request import Finished, Request
 from hocket.transport.threads import wait_until
 
 __all__ = ["Counters", "ActiveExchange"]
@@ -162,11 +162,10 @@ class ActiveExchange:
         self._start(group, f"{self.exchange.name}[{len(group)} segments]")
 
     def _start(self, group: Sequence[Segment], name: str) -> None:
-        for segment in group:
-            segment.begin_stage_out()
+        copies = [copy for segment in group if (copy := segment.begin_stage_out()) is not None]
         with profiled("start", name):
             request = self._observed(
-                lambda: self._begin(group, name),
+                lambda: self._begin(group, name, copies),
                 name,
                 self.rounds[group[0].index],
                 sum(map(self._expected_bytes, group)),
@@ -213,14 +212,14 @@ class ActiveExchange:
         collective = self.channel.carried_by.get(segment.index, exchange.collective)
         return collective.cost(message_bytes, self.peer.size, exchange.topology, _NETWORK).bytes
 
-    def _begin(self, group: Sequence[Segment], name: str) -> Request:
-        """Start a group's exchange, once its data has come from the device."""
+    def _begin(self, group: Sequence[Segment], name: str, copies: Sequence[Request]) -> Request:
+        """Start a group's exchange, once its data has come from the device by `copies`."""
         round = self.rounds[group[0].index]
         threaded = self.exchange.progress is ProgressMode.THREAD
-        if group[0].staged and self.channel.packing is None and not threaded:
-            return _staged_out(group).then(lambda _: self.channel.start(group, round))
-        for segment in group:  # compressors read and write on the device, and wait for it all the same
-            segment.end_stage_out()
+        if copies and self.channel.packing is None and not threaded:
+            return Request.all_of(copies).then(lambda _: self.channel.start(group, round))
+        for copy in copies:  # compressors read and write on the device, and wait for it all the same
+            copy.wait()
         request = self.channel.start(group, round)
         return self.progress.carry(request, self.peer, name) if threaded else request
 
@@ -347,13 +346,3 @@ class ActiveExchange:
     def idle(self) -> bool:
         """Tell whether no segment of this exchange is under way."""
         return not self._requests and not self._turns
-
-
-def _staged_out(group: Sequence[Segment]) -> Request:
-    """Return a request that is done once the segments' data are copied from the device."""
-
-    def wait(timeout_s: float | None) -> None:
-        for segment in group:
-            segment.end_stage_out()
-
-    return FunctionRequest(lambda: all(segment.staged_out() for segment in group), wait)
