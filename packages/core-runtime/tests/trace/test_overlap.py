@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,13 +10,18 @@ import torch
 from torch import nn
 
 import hocket
+from hocket.collective.api import Channel
 from hocket.errors import ExchangeTimeoutError, TransportError
-from hocket.session.exchange.active import Counters
+from hocket.progress import InlineProgress, ProgressEngine
+from hocket.segment.segment import Segment
+from hocket.session.exchange.active import ActiveExchange, Counters
 from hocket.trace import ExchangeEvent, Observer
-from hocket.trace.observer import ObservedRequest, OverlapClock
 from hocket.trace.record import Recorder
 from hocket.trace.transport import TracedLane, TracedPeer, TracedRequest
 from hocket.transport.network import NetworkModel
+from hocket.transport.peer import Peer
+from hocket.transport.request import Finished, Request
+from hocket.transport.single import SinglePeer
 
 STEPS, WIDTH, RANKS = 3, 64, 2
 NETWORK = NetworkModel(latency_s=1e-4, bandwidth_bits_per_s=27.2e6)
@@ -92,6 +97,23 @@ def train(
     return notes, session.counters
 
 
+class NoSegments(Channel):
+    """A channel that nothing is sent on."""
+
+    def start(self, segments: Sequence[Segment], round: int) -> Request:
+        raise AssertionError("nothing to send")
+
+
+def exchange_of(
+    peer: Peer, counters: Counters, observer: Observer, progress: ProgressEngine | None = None
+) -> ActiveExchange:
+    """Return an exchange of no segments, which counts into `counters` and notifies `observer`."""
+    exchange = hocket.compose("sgd").gradients[0]
+    return ActiveExchange(
+        exchange, [0], peer, [], NoSegments([], {}), progress or InlineProgress(), counters, 1.0, observer
+    )
+
+
 def share(counters: Counters) -> float:
     return 1 - counters.exposed_wait_s / counters.under_way_s
 
@@ -122,18 +144,15 @@ def test_one_that_computing_hides_by_half_has_share_one_half() -> None:
 
 
 def test_time_in_which_several_are_under_way_counts_once() -> None:
-    def body() -> tuple[float, float]:
-        peer, clock = hocket.join(), OverlapClock()
-        lanes = [peer.lane(str(i)) for i in range(3)]
-        requests = []
-        for lane in lanes:
-            requests.append(ObservedRequest(lane.ibarrier, peer.clock.now, clock, None, lane.name, 0, 0.0))
-            peer.clock.elapse(1.0)
-        for request in requests:
-            request.wait()
-        return clock.under_way_s, clock.exposed_wait_s
-
-    assert hocket.virtual(2).run(body) == [(3.0, 0.0)] * 2
+    counters = Counters()
+    for start_s in (0.0, 1.0, 2.0):
+        counters.note_start(start_s)
+    for end_s in (3.0, 3.5, 4.0):
+        counters.note_end(end_s)
+    assert counters.under_way_s == 4.0
+    counters.note_start(7.0)
+    counters.note_end(7.5)
+    assert counters.under_way_s == 4.5
 
 
 RESIDUALS = (
@@ -227,17 +246,60 @@ def test_a_failed_exchange_is_told_with_its_error() -> None:
 
 
 def test_an_exchange_that_cannot_be_started_is_told_too() -> None:
-    def body() -> Notes:
-        peer, notes = hocket.join(), Notes()
+    def body() -> tuple[Notes, Counters]:
+        peer, notes, counters = hocket.join(), Notes(), Counters()
         lane = peer.lane("closed")
         lane.close()
         with pytest.raises(TransportError, match="is closed"):
-            ObservedRequest(lane.ibarrier, peer.clock.now, OverlapClock(), notes, "x", 7, 0.0)
-        return notes
+            exchange_of(peer, counters, notes).wait_for(lane.ibarrier, "x", 8)
+        return notes, counters
 
-    for notes in hocket.virtual(2).run(body):
-        assert [e.round for e, _ in notes.failures] == [7]
-        assert notes.over == []
+    for notes, counters in hocket.virtual(2).run(body):
+        assert [(e.name, e.num_bytes) for e, _ in notes.failures] == [("gradients.0 x", 8)]
+        assert (notes.over, notes.waits) == ([], [])
+        counters.note_start(20.0)
+        counters.note_end(22.0)
+        assert counters.under_way_s == pytest.approx(2.0, abs=0.1), "it is under way no longer"
+
+
+class LooksWithin(Request):
+    """A request whose wait looks at its exchange, as waits between hosts do, to begin what is in its turn."""
+
+    def __init__(self) -> None:
+        self.looks: Callable[[], None] = lambda: None
+        self.over = False
+
+    def done(self) -> bool:
+        return self.over
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        self.over = True
+        self.looks()
+        return "result"
+
+
+def test_an_exchange_that_a_wait_finds_over_twice_ends_once() -> None:
+    peer, notes, counters, request, progress = (
+        SinglePeer(),
+        Notes(),
+        Counters(),
+        LooksWithin(),
+        InlineProgress(),
+    )
+    request.looks = progress.advance
+    opened = exchange_of(peer, counters, notes, progress)
+
+    def start() -> Request:
+        progress.watch(request, lambda: opened._is_over(request))
+        return request
+
+    assert opened.wait_for(start, "x", 8) == "result"
+    assert [e.name for e in notes.begun] == [e.name for e in notes.over] == ["gradients.0 x"]
+    counted_s = counters.under_way_s
+    counters.note_start(20.0)
+    counters.note_end(22.0)
+    assert counters.under_way_s - counted_s == 2.0
+    assert opened.wait_for(Finished, "y", 8) is None
 
 
 def test_without_an_observer_nothing_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from hocket.errors import ExchangeTimeoutError
-from hocket.trace.observer import ObservedRequest, OverlapClock
 from hocket.transport.joining import join
 from hocket.transport.request import Finished, FunctionRequest, Request
 from hocket.transport.single import SinglePeer
@@ -59,14 +58,6 @@ def test_what_follows_happens_once_where_a_wait_looks_at_it_too() -> None:
     followed: Request = Looking().then(calls.append)
     followed.wait()
     assert calls == [3]
-    clock = OverlapClock()
-    times = iter(range(9))
-    followed = ObservedRequest(Looking, lambda: float(next(times)), clock, None, "looked at", 0, 0.0)
-    followed.wait()
-    counted_s = clock.under_way_s
-    clock.start(20.0)
-    clock.end(22.0)
-    assert clock.under_way_s - counted_s == 2.0
 
 
 def test_what_follows_and_fails_says_so_to_the_caller() -> None:

@@ -109,8 +109,8 @@ class MessageReceiver:
         value = self._receive(round)
         waited_s = self._clock() - start_s
         # Nothing overlaps with this wait: the stage has nothing else to do.
-        self._counters.overlap.under_way_s += waited_s
-        self._counters.overlap.exposed_wait_s += waited_s
+        self._counters.under_way_s += waited_s
+        self._counters.exposed_wait_s += waited_s
         return value
 
     def _receive(self, round: int) -> Any:

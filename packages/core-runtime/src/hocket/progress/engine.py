@@ -81,7 +81,7 @@ class ProgressEngine(ABC):
     def __init__(self) -> None:
         self.error: TransportError | None = None
         # In turns: whoever has been looked at goes behind the others.
-        self._watched: OrderedDict[int, Request] = OrderedDict()
+        self._watched: OrderedDict[int, Callable[[], bool]] = OrderedDict()
         self._peer: Peer | None = None
         self._wake: Wake | None = None
         self._activities: dict[int, Activity] = {}
@@ -94,12 +94,16 @@ class ProgressEngine(ABC):
 
     # ------------------------------------------------------------------------------- requests of the training thread
 
-    def watch(self, request: Request) -> None:
+    def watch(self, request: Request, look: Callable[[], bool] | None = None) -> None:
         """Advance `request` in `advance` from now on, until it is done or `unwatch` is called.
 
         It stays the training thread's, in every mode: with MPI two threads must not look at one request at once.
+
+        Args:
+            request: under way.
+            look: what to call in place of `request.done`.
         """
-        self._watched[id(request)] = request
+        self._watched[id(request)] = look or request.done
 
     def unwatch(self, request: Request) -> None:
         """Drop `request`, as it was waited for; some steps never call `advance`."""
@@ -122,9 +126,9 @@ class ProgressEngine(ABC):
             TransportError: an exchange failed.
         """
         for _ in range(min(len(self._watched), _LOOKS_AT_A_TIME)):
-            key, request = self._watched.popitem(last=False)
-            if not request.done():
-                self._watched[key] = request
+            key, look = self._watched.popitem(last=False)
+            if not look():
+                self._watched[key] = look
 
     # ------------------------------------------------------------------------------------------------- activities
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from hocket.transport.peer import Peer
-from hocket.transport.request import Request
 
-__all__ = ["ExchangeEvent", "ObservedRequest", "Observer", "OverlapClock"]
+__all__ = ["ExchangeEvent", "Observer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,126 +84,3 @@ class Observer:
 
     def abandon(self) -> None:
         """The session was left by an error; not collective, as the other ranks may not be there."""
-
-
-@dataclass
-class OverlapClock:
-    """A counter of the seconds a rank's exchanges were under way, and its training thread waited for them.
-
-    Time in which several exchanges are under way counts once. An exchange is under way from its start until the
-    training thread finds that it is over: in a wait, or when a gradient arrives.
-
-    Attributes:
-        under_way_s: seconds in which at least one exchange was under way, up to the last moment when none was.
-        exposed_wait_s: the part of these seconds in which the training thread waited.
-    """
-
-    under_way_s: float = 0.0
-    exposed_wait_s: float = 0.0
-    _num_under_way: int = 0
-    _since_s: float = 0.0
-
-    def start(self, now_s: float) -> None:
-        """Count an exchange as under way, from a time in seconds."""
-        if self._num_under_way == 0:
-            self._since_s = now_s
-        self._num_under_way += 1
-
-    def end(self, now_s: float) -> None:
-        """Count one exchange less as under way, from a time in seconds."""
-        self._num_under_way -= 1
-        if self._num_under_way == 0:
-            self.under_way_s += now_s - self._since_s
-
-
-class ObservedRequest(Request):
-    """A request that notes the start, the end and the waits of another one's exchange.
-
-    The notes cost about a microsecond for each exchange; events are made only for an observer.
-    """
-
-    __slots__ = ("_clock", "_event", "_held", "_now", "_observer", "_over", "_start_s")
-
-    def __init__(
-        self,
-        start: Callable[[], Request],
-        now: Callable[[], float],
-        clock: OverlapClock,
-        observer: Observer | None,
-        name: str,
-        round: int,
-        num_bytes: float,
-    ) -> None:
-        """Start the exchange.
-
-        Args:
-            start: starts the exchange and returns its request.
-            now: returns the time of the peer's clock, in seconds.
-            clock: the session's counter.
-            observer: gets the exchange's events; None for nobody.
-            name: the segment's name.
-            round: the exchange's round.
-            num_bytes: the bytes that this rank sends.
-
-        Raises:
-            Exception: any error of `start`.
-        """
-        self._now = now
-        self._clock = clock
-        self._observer = observer
-        self._over = False
-        self._start_s = now()
-        clock.start(self._start_s)
-        if observer is not None:
-            self._event = ExchangeEvent(name, round, num_bytes, self._start_s)
-            observer.started(self._event)
-        try:
-            self._held = start()
-        except Exception as error:
-            self._end(error)
-            raise
-
-    def done(self) -> bool:
-        if not self._over:
-            try:
-                finished = self._held.done()
-            except Exception as error:
-                self._end(error)
-                raise
-            if finished:
-                self._end()
-        return self._over
-
-    def wait(self, timeout_s: float | None = None) -> Any:
-        if self._over:
-            return self._held.wait(timeout_s)
-        start_s = self._now()
-        failure: BaseException | None = None
-        try:
-            return self._held.wait(timeout_s)
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            end_s = self._now()
-            self._clock.exposed_wait_s += end_s - start_s
-            if self._observer is not None:
-                self._observer.waited(self._event, start_s, end_s)
-            self._end(failure)
-
-    @property
-    def result(self) -> Any:
-        return self._held.result
-
-    def _end(self, error: BaseException | None = None) -> None:
-        if self._over:
-            return  # an operation that the wait advanced may have found this done, too
-        self._over = True
-        end_s = self._now()
-        self._clock.end(end_s)
-        if self._observer is not None:
-            event = replace(self._event, end_s=end_s)
-            if error is None:
-                self._observer.complete(event)
-            else:
-                self._observer.failed(event, error)

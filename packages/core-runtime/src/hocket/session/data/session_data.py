@@ -27,7 +27,6 @@ from hocket.session.data.loader import (
 )
 from hocket.session.engine_session import EngineSession, SessionState
 from hocket.session.step.looking_on import only_evaluates
-from hocket.trace.observer import ObservedRequest
 from hocket.transport.peer import gather
 from hocket.transport.request import Request
 
@@ -207,9 +206,15 @@ class SessionData:
 
     def _wait_for(self, start: Callable[[], Request]) -> None:
         """Wait for a request before a batch, counted as waiting for an exchange."""
-        session = self._session
-        now, overlap = session.peer.clock.now, session.counters.overlap
-        ObservedRequest(start, now, overlap, None, "whether a rank has another batch", 0, 8).wait()
+        now, counters = self._session.peer.clock.now, self._session.counters
+        start_s = now()
+        counters.note_start(start_s)
+        try:
+            start().wait()
+        finally:
+            end_s = now()
+            counters.exposed_wait_s += end_s - start_s
+            counters.note_end(end_s)
 
     def _lengths(self, current: Cursor) -> list[int | None]:
         """Return every rank's number of batches, None where unknown; lend a batch to ranks without one."""

@@ -216,8 +216,8 @@ class Checkpoints:
                 "skipped_steps": session.skipped_steps,
                 "bytes_sent": counters.bytes_sent,
                 "exchanges": counters.exchanges,
-                "under_way_s": counters.overlap.under_way_s,
-                "exposed_wait_s": counters.overlap.exposed_wait_s,
+                "under_way_s": counters.under_way_s,
+                "exposed_wait_s": counters.exposed_wait_s,
             },
             **session.state_dict(),
             "random": randomness.to_plain(randomness.read(cuda=True)),
@@ -248,8 +248,7 @@ class Checkpoints:
         session.step, session.skipped_steps = saved["step"], saved["skipped_steps"]
         session.peer.status.note_step(session.step)
         counters.bytes_sent, counters.exchanges = saved["bytes_sent"], saved["exchanges"]
-        overlap = counters.overlap
-        overlap.under_way_s, overlap.exposed_wait_s = saved["under_way_s"], saved["exposed_wait_s"]
+        counters.under_way_s, counters.exposed_wait_s = saved["under_way_s"], saved["exposed_wait_s"]
 
     def _load_more(self, saved: Mapping[str, Any], path: Path) -> None:
         for name, given in self._more.items():
