@@ -203,7 +203,7 @@ def no_futex() -> Replacement:
     """A wait for other ranks of the host sleeps between looks, as long as one for messages."""
     from hocket.transport.host import marks
     from hocket.transport.host.operation import HostOperation
-    from hocket.transport.host.peer import PendingCall
+    from hocket.transport.pending import PendingCall
 
     return joined(
         replaced(HostOperation, _sleep=PendingCall._sleep), replaced(marks, wake=lambda address: None)

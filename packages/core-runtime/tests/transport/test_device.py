@@ -30,7 +30,7 @@ import hocket
 from hocket.testing.job import Job
 from hocket.testing.ordered import Begun, OrderedHost, in_one_order
 from hocket.transport.host import Failures
-from hocket.transport.progress import Progress
+from hocket.transport.pending import Progress
 from hocket.transport.single import SinglePeer
 from hocket.transport.tcp.peer import TcpPeer
 from hocket.transport.tcp.wire import Wire

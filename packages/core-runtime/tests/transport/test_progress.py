@@ -9,7 +9,7 @@ import pytest
 
 from hocket.errors import TransportError
 from hocket.transport.joining import join
-from hocket.transport.progress import Progress
+from hocket.transport.pending import Progress
 from hocket.transport.virtual import VirtualWorld
 from hocket.transport.wrapper import WrapperPeer
 

@@ -31,7 +31,7 @@ import numpy as np
 from hocket.arrays import Array
 from hocket.transport.gathering import gather
 from hocket.transport.lane import Lane
-from hocket.transport.progress import Progress
+from hocket.transport.pending import Progress
 from hocket.transport.status import Status
 from hocket.transport.threads import Threads
 

@@ -17,7 +17,7 @@ from hocket.transport.device.waiting import explain, first_line, start_aside, wa
 from hocket.transport.host.peer import HostPeer
 from hocket.transport.meeting.addresses import host_addresses, network_host
 from hocket.transport.peer import gather
-from hocket.transport.progress import Progress
+from hocket.transport.pending import Progress
 
 __all__ = ["BACKENDS", "FOR_EVER", "Backend", "DeviceGroup", "open_group"]
 

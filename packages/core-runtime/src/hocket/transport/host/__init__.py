@@ -3,7 +3,7 @@
 from hocket.transport.host.collectives import open_host_collectives
 from hocket.transport.host.memory import SMALLEST_BYTES
 from hocket.transport.host.operation import HostOperation
-from hocket.transport.host.peer import HostPeer, PendingCall, ProcessLane
+from hocket.transport.host.peer import HostPeer, ProcessLane
 from hocket.transport.host.status import Failures, HostStatus, StatusBoard
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "HostOperation",
     "HostPeer",
     "HostStatus",
-    "PendingCall",
     "ProcessLane",
     "StatusBoard",
     "open_host_collectives",

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hocket.errors import TransportError
 from hocket.transport.host.marks import READY, WORKED, Marks
-from hocket.transport.host.peer import PendingCall, ProcessLane
+from hocket.transport.host.peer import ProcessLane
+from hocket.transport.pending import PendingCall
 from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S
 
 __all__ = ["HostOperation", "HostLane"]

@@ -1,4 +1,4 @@
-"""Peers, lanes and operations of ranks that are processes."""
+"""Peers and lanes of ranks that are processes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import struct
 import time
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 import numpy as np
 
 from hocket.arrays import Array
 from hocket.errors import TransportError
-from hocket.transport.forks import check_no_fork
 from hocket.transport.host.memory import HostMemory
 from hocket.transport.host.status import Failures, HostStatus, StatusBoard
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Memory, Peer
-from hocket.transport.progress import Progress
+from hocket.transport.pending import PendingCall, Progress
 from hocket.transport.request import RANKS_DIVERGED, Request
-from hocket.transport.status import WaitSite, number_ranks
-from hocket.transport.waiting import WaitsInARow, back_off_s, never, poll_briefly, wait
+from hocket.transport.status import number_ranks
+from hocket.transport.waiting import WaitsInARow
 
-__all__ = ["STUCK_AFTER_S", "HostPeer", "PendingCall", "ProcessLane"]
+__all__ = ["STUCK_AFTER_S", "HostPeer", "ProcessLane"]
 
 #: Ranks that wait elsewhere, so long and while nobody computes, in seconds, do not come.
 STUCK_AFTER_S = 5.0
@@ -189,82 +188,3 @@ class ProcessLane(Lane):
         self.name = name
         self.rank, self.size = peer.rank, peer.size
         self.last_wait_s = 0.0
-
-
-class PendingCall(Request):
-    """An operation on a lane of ranks that are processes, with its wait.
-
-    Args:
-        lane: the lane.
-        what: the operation, for messages.
-        other: the rank at the other end of a message, or the root of a broadcast; None where all wait for all.
-    """
-
-    __slots__ = ("_lane", "_other", "_what")
-
-    _yields: ClassVar[bool] = False
-
-    def __init__(self, lane: ProcessLane, what: str, other: int | None = None) -> None:
-        check_no_fork()
-        self._lane = lane
-        self._what = what
-        self._other = other
-
-    def wait(self, timeout_s: float | None = None, is_in_vain: Callable[[], bool] = never) -> Any:
-        """Block until done; see `Request.wait`.
-
-        Args:
-            timeout_s: seconds to wait at most; the peer's own where None.
-            is_in_vain: called now and then; returns whether to give up as after the timeout.
-        """
-        check_no_fork()
-        peer = self._lane.peer
-        look = self._look if peer.progress.busy else self.done
-        if look():
-            return self.result
-        expected_s = peer.waits.expected_s()
-        if not expected_s and self._may_be_brief() and poll_briefly(look, self._yields):
-            return self.result
-        peer.status.note_waiting(self._what, self._lane.name)
-        timeout_s = peer.timeout_s if timeout_s is None else timeout_s
-
-        def sleep(waited_s: float, longest_s: float) -> None:
-            self._sleep(min(back_off_s(waited_s, expected_s), longest_s))
-
-        took_s = wait(self._look_around, timeout_s, self._describe_stall, sleep, is_in_vain=is_in_vain)
-        peer.waits.ended(took_s)
-        self._lane.last_wait_s = took_s
-        peer.status.note_computing()
-        return self.result
-
-    def _may_be_brief(self) -> bool:
-        """Return whether to poll without a pause at first, which may cost other ranks their core."""
-        return True
-
-    def _sleep(self, longest_s: float) -> None:
-        """Sleep before another look, at most for `longest_s`."""
-        time.sleep(longest_s)
-
-    def _look(self) -> bool:
-        """Advance all operations that other ranks need, and return whether this one is done."""
-        self._lane.peer.progress.advance()
-        return self.done()
-
-    def _look_around(self) -> bool:
-        """Do the same, and check that all ranks live, as over shared memory no operation fails."""
-        self._lane.peer.status.check(self._describe)
-        return self._look()
-
-    def _describe(self) -> str:
-        return f"rank {self._lane.peer.world_rank}: {self._lane.name} ({self._what})"
-
-    def _awaited(self) -> list[int]:
-        """Return the ranks of the lane that this operation waits for, or may wait for."""
-        others = [rank for rank in range(self._lane.size) if rank != self._lane.rank]
-        return others if self._other is None or self._other == self._lane.rank else [self._other]
-
-    def _describe_stall(self, outcome: str) -> str:
-        peer = self._lane.peer
-        ranks = [peer.world_rank_of(rank) for rank in self._awaited()]
-        site = WaitSite(self._lane.name, self._what, ranks, together=self._other is None)
-        return peer.status.describe_stall(site, outcome)

@@ -12,10 +12,11 @@ from mpi4py import MPI
 from hocket.arrays import Array, as_bytes, is_same_memory
 from hocket.errors import TransportError
 from hocket.transport.gathering import check_gathering, gathered
-from hocket.transport.host import HostPeer, PendingCall, ProcessLane, open_host_collectives
+from hocket.transport.host import HostPeer, ProcessLane, open_host_collectives
 from hocket.transport.lane import Mixer
 from hocket.transport.mpi.pieces import cut, cut_message, fits, together
 from hocket.transport.mpi.request import CallOrder, MPIRequest
+from hocket.transport.pending import PendingCall
 from hocket.transport.request import Request
 
 __all__ = ["MPILane", "gather_rows"]

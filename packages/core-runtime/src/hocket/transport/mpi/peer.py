@@ -20,7 +20,7 @@ from hocket.transport.mpi.lane import MPILane, gather_rows
 from hocket.transport.mpi.pieces import fits
 from hocket.transport.mpi.request import MPIRequest, begun
 from hocket.transport.peer import Peer
-from hocket.transport.progress import Progress
+from hocket.transport.pending import Progress
 from hocket.transport.request import Finished, FunctionRequest, Request
 
 __all__ = ["MPIPeer", "join"]

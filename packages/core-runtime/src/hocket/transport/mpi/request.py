@@ -11,7 +11,8 @@ from mpi4py import MPI
 from hocket.arrays import Array
 from hocket.errors import TransportError
 from hocket.transport.forks import check_no_fork, is_fork
-from hocket.transport.host import PendingCall, ProcessLane
+from hocket.transport.host import ProcessLane
+from hocket.transport.pending import PendingCall
 from hocket.transport.request import RANKS_DIVERGED
 
 __all__ = ["CallOrder", "MPIRequest", "begun"]
@@ -73,6 +74,8 @@ class MPIRequest(PendingCall):
     """
 
     __slots__ = ("_begin", "_buffers", "_order", "_receives", "_request")
+
+    _lane: ProcessLane
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ import numpy as np
 from hocket.arrays import Array
 from hocket.errors import TransportError
 from hocket.transport.forks import note_rank
-from hocket.transport.host import Failures, HostPeer, PendingCall, StatusBoard
+from hocket.transport.host import Failures, HostPeer, StatusBoard
 from hocket.transport.host.endings import Endings, announce
 from hocket.transport.lane import Lane
 from hocket.transport.meeting.attempt import join_attempt
@@ -24,7 +24,7 @@ from hocket.transport.meeting.board import JobBoard
 from hocket.transport.meeting.rendezvous import Rendezvous
 from hocket.transport.meeting.store import StoreRanks, open_store
 from hocket.transport.peer import Peer
-from hocket.transport.progress import Progress
+from hocket.transport.pending import PendingCall, Progress
 from hocket.transport.request import FunctionRequest, Request
 from hocket.transport.tcp.connecting import connect_all
 from hocket.transport.tcp.connection import FrameKind

@@ -12,7 +12,8 @@ from hocket.schedule.firing import Firing
 from hocket.schedule.operations import Add, Receive, Send
 from hocket.schedule.schedule import Schedule
 from hocket.transport.gathering import gathered
-from hocket.transport.host import HostPeer, PendingCall, ProcessLane
+from hocket.transport.host import HostPeer, ProcessLane
+from hocket.transport.pending import PendingCall
 from hocket.transport.request import RANKS_DIVERGED
 from hocket.transport.tcp.connection import Frame, FrameKind
 from hocket.transport.tcp.wire import Key, Wire
