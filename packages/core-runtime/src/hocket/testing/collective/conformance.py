@@ -75,8 +75,11 @@ class CollectiveConformance(ABC):
     def expected(self, values: Array, round: int, segment: int) -> Array:
         """Return the ranks' results of a round.
 
+        Of gradients only the data is asked for: their trailers, which carry weights, arrive as the ranks' mean.
+
         Args:
-            values: the ranks' contributions, float64 [size, n], before they are multiplied by `contribution_scale`.
+            values: the ranks' contributions, float64 [size, n], padding included, before they are multiplied by
+                `contribution_scale`.
             round: the exchange's counter.
             segment: the segment's index.
 
@@ -116,8 +119,15 @@ class CollectiveConformance(ABC):
                 got = np.stack([np.frombuffer(bytes.fromhex(rank[round][place]), dtype) for rank in received])
                 # Rounding of every addition, and of the scaling before them.
                 tolerance = 4 * (size + 1) * np.finfo(dtype).eps * np.abs(values).max(initial=0.0)
-                expected = self.expected(values, round, shape.index)
-                np.testing.assert_allclose(got, sample(expected), rtol=0, atol=tolerance)
+                expected = self._expected(values, round, shape)
+                np.testing.assert_allclose(
+                    got,
+                    sample(expected),
+                    rtol=0,
+                    atol=tolerance,
+                    err_msg=f"round {round}, segment {shape.index}; the last {shape.trailer_numel} elements are the "
+                    "trailer, which carries weights: of gradients it arrives as the mean",
+                )
                 if self.collective.traits.equal_result:
                     assert len({rank[round][place] for rank in received}) == 1, (
                         "not the same bits on all ranks"
@@ -204,6 +214,13 @@ class CollectiveConformance(ABC):
                 for other in range(size):
                     if tokens[one] == tokens[other]:
                         assert received[one] == received[other]
+
+    def _expected(self, values: Array, round: int, shape: Shape) -> Array:
+        if self.slot != "gradients":
+            return self.expected(values, round, shape.index)
+        data, trailer = np.split(values, [values.shape[1] - shape.trailer_numel], axis=1)
+        mean = np.broadcast_to(trailer.mean(axis=0), trailer.shape)
+        return np.concatenate([self.expected(data, round, shape.index), mean], axis=1)
 
     def _case(self, shapes: list[Shape], rounds: int, **others: Any) -> Case:
         exchange = {"collective": describe(self.collective)}

@@ -174,8 +174,9 @@ def _exchange(
     requests: list[tuple[Segment, bytes, Request]] = []
     for segment in own.sample(segments, len(segments)):
         peer.clock.elapse(own.choice([0.0, 0.0, 1e-6, 1e-3]))
+        outgoing = segment.outgoing_array.tobytes()
         request = channel.start([segment], round)
-        requests.append((segment, segment.outgoing_array.tobytes(), request))
+        requests.append((segment, outgoing, request))
         progress.watch(request)
         if own.random() < 0.3:
             progress.advance()
