@@ -34,6 +34,7 @@ class Segment(SegmentShape):
         incoming: the exchange's result, [numel + trailer_numel].
         trailer_numel: number of values that travel behind the data through the same linear combination. For gradients:
             the rank's weight, its number of non-finite segments, and for each parameter whether it had a gradient.
+        outgoing_trailer: the trailer to send, a NumPy view [trailer_numel] in host memory; set it before `stage_out`.
         outgoing_array, incoming_array: the same for transports: the buffers' memory, their twins in pinned memory where
             they lie on a GPU and lanes do not, and the buffers themselves where lanes are on the GPU, too.
         finite: whether `outgoing` holds neither NaN nor Inf in this round; None before a check.
@@ -71,20 +72,14 @@ class Segment(SegmentShape):
             self._trailers = TrailerStaging(outgoing, incoming, self.numel)
             self.outgoing_array: Any = outgoing
             self.incoming_array: Any = incoming
+            self.outgoing_trailer: Array = self._trailers.outgoing.numpy()
             return
         if self.on_device:
             self._staging = Staging(outgoing, incoming)
         on_host = self._staging or self
         self.outgoing_array = on_host.outgoing.detach().numpy()
         self.incoming_array = on_host.incoming.detach().numpy()
-
-    @property
-    def outgoing_trailer(self) -> Array:
-        """Return the trailer to send, a NumPy view [trailer_numel] in host memory; set it before `stage_out`."""
-        if self._trailers is not None:
-            return self._trailers.outgoing.numpy()
-        array: Array = self.outgoing_array[self.numel :]
-        return array
+        self.outgoing_trailer = self.outgoing_array[self.numel :]
 
     @property
     def incoming_trailer(self) -> Array:

@@ -7,10 +7,12 @@ import sys
 
 from hocket.errors import TransportError
 
-__all__ = ["check_no_fork", "is_fork", "note_rank"]
+__all__ = ["explain", "forked", "note_rank"]
 
 _rank = False
-_fork = False
+
+#: Whether this process was forked by a rank, or by one that had started MPI.
+forked = False
 
 
 def note_rank() -> None:
@@ -19,23 +21,17 @@ def note_rank() -> None:
     _rank = True
 
 
-def is_fork() -> bool:
-    """Return whether this process was forked by a rank, or by one that had started MPI."""
-    return _fork
-
-
-def check_no_fork() -> None:
-    """Raise TransportError in a forked process, whose messages would be taken for its parent's."""
-    if _fork:
-        raise TransportError(
-            f"process {os.getpid()} was forked by a rank of a job and is none: exchange in the rank only, or "
-            "start the process with multiprocessing's `spawn`"
-        )
+def explain() -> TransportError:
+    """Return the error of a forked process that exchanges: its messages would be taken for its parent's."""
+    return TransportError(
+        f"process {os.getpid()} was forked by a rank of a job and is none: exchange in the rank only, or "
+        "start the process with multiprocessing's `spawn`"
+    )
 
 
 def _note_fork() -> None:
-    global _fork
-    _fork = _fork or _rank or "mpi4py.MPI" in sys.modules  # whose import starts MPI
+    global forked
+    forked = forked or _rank or "mpi4py.MPI" in sys.modules  # whose import starts MPI
 
 
 os.register_at_fork(after_in_child=_note_fork)

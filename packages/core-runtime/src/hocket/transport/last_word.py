@@ -6,7 +6,7 @@ import sys
 import time
 
 from hocket.errors import HocketError, UserError
-from hocket.transport.forks import is_fork
+from hocket.transport import forks
 from hocket.transport.joining import launched, launched_rank
 
 __all__ = ["say_why"]
@@ -33,6 +33,6 @@ def say_why(error: HocketError) -> None:
 
 def _is_rank() -> bool:
     try:
-        return launched() is not None and not is_fork()
+        return launched() is not None and not forks.forked
     except UserError:  # of variables that do not belong together, which the error is about
         return True

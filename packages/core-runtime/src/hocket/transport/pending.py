@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
-from hocket.transport.forks import check_no_fork
+from hocket.transport import forks
 from hocket.transport.request import Request
 from hocket.transport.status import WaitSite
 from hocket.transport.waiting import WaitsInARow, back_off_s, never, poll_briefly, wait
@@ -130,14 +130,13 @@ class _WaitingPeer(Protocol):
     timeout_s: float
     progress: Progress
     waits: WaitsInARow
+    world_ranks: list[int]
 
     @property
     def status(self) -> _Status: ...
 
     @property
     def world_rank(self) -> int: ...
-
-    def world_rank_of(self, rank: int) -> int: ...
 
 
 class _WaitingLane(Protocol):
@@ -166,7 +165,8 @@ class PendingCall(Request):
     _yields: ClassVar[bool] = False
 
     def __init__(self, lane: _WaitingLane, what: str, other: int | None = None) -> None:
-        check_no_fork()
+        if forks.forked:
+            raise forks.explain()
         self._lane = lane
         self._what = what
         self._other = other
@@ -178,7 +178,8 @@ class PendingCall(Request):
             timeout_s: seconds to wait at most; the peer's own where None.
             is_in_vain: called now and then; returns whether to give up as after the timeout.
         """
-        check_no_fork()
+        if forks.forked:
+            raise forks.explain()
         peer = self._lane.peer
         look = self._look if peer.progress.busy else self.done
         if look():
@@ -226,6 +227,6 @@ class PendingCall(Request):
 
     def _describe_stall(self, outcome: str) -> str:
         peer = self._lane.peer
-        ranks = [peer.world_rank_of(rank) for rank in self._awaited()]
+        ranks = [peer.world_ranks[rank] for rank in self._awaited()]
         site = WaitSite(self._lane.name, self._what, ranks, together=self._other is None)
         return peer.status.describe_stall(site, outcome)

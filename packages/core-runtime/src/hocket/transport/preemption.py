@@ -15,7 +15,7 @@ from collections.abc import Callable
 from multiprocessing import current_process
 from multiprocessing.util import register_after_fork
 
-from hocket.transport.forks import is_fork
+from hocket.transport import forks
 from hocket.transport.job_notes import is_terminated
 from hocket.transport.joining import launched
 
@@ -77,7 +77,7 @@ class Listener:
     def _release(self) -> None:
         _in_use.remove(self)
         # The launcher may pass on what this process has heard itself, and would kill it at its very end.
-        ends = self._asked and launched() is not None and not is_fork()
+        ends = self._asked and launched() is not None and not forks.forked
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_IGN if ends else handler)
         if self._previous_descriptor == -1:

@@ -109,7 +109,7 @@ def open_group(held: HostPeer, device: str) -> DeviceGroup | None:
     """
     backend = BACKENDS.get(torch.device(device).type)
     opened = _opened.setdefault(held.progress, {})
-    key = tuple(map(held.world_rank_of, range(held.size))), device
+    key = tuple(held.world_ranks), device
     rows = gather(held, [backend is not None, key in opened])
     if backend is None or not all(carries for carries, _ in rows):
         return None
@@ -186,7 +186,7 @@ def _reached(held: HostPeer, addresses: Sequence[str], port: int) -> str:
             socket.create_connection((address, port), _REACHING_S).close()
             return address
     raise TransportError(
-        f"rank {held.world_rank}: rank {held.world_rank_of(0)}'s store for lanes on devices is out of reach at "
+        f"rank {held.world_rank}: rank {held.world_ranks[0]}'s store for lanes on devices is out of reach at "
         f"{', '.join(addresses)}, port {port}: does a firewall let all ports pass? lanes='host' needs those of "
         "HOCKET_PORTS alone"
     )

@@ -51,7 +51,7 @@ def wait_for_torch(
         return done()
 
     def describe(outcome: str) -> str:
-        ranks = [held.world_rank_of(rank) for rank in others]
+        ranks = [held.world_ranks[rank] for rank in others]
         site = WaitSite(lane, what, ranks, together=len(ranks) == held.size - 1)
         return held.status.describe_stall(site, outcome)
 

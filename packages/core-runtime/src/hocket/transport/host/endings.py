@@ -28,7 +28,7 @@ from hocket.errors import (
     TransportError,
     UserError,
 )
-from hocket.transport.forks import is_fork
+from hocket.transport import forks
 from hocket.transport.host.peer import HostPeer
 from hocket.transport.host.status import StatusBoard
 from hocket.transport.job_notes import note_ending, note_leaving
@@ -85,7 +85,7 @@ class Endings:
         atexit.register(self._leave)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if is_fork():
+        if forks.forked:
             self._previous_hook(kind, error, trace)
             return
         step = self._board.step if self._board else 0
@@ -155,7 +155,7 @@ class Endings:
 
     def _leave(self) -> None:
         """Wait for the others at the end of the script, unless they wait for this rank."""
-        if is_fork():
+        if forks.forked:
             return
         step = self._board.step if self._board else 0
         if self._board:

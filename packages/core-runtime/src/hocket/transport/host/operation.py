@@ -41,7 +41,7 @@ class HostLane:
 
     def __init__(self, lane: ProcessLane, marks: Marks) -> None:
         self.lane, self.rank, self.marks = lane, lane.rank, marks
-        self.world_ranks = [lane.peer.world_rank_of(rank) for rank in range(lane.size)]
+        self.world_ranks = list(lane.peer.world_ranks)
         self.queue: deque[HostOperation] = deque()
         #: A progress thread carries exchanges on, and so does whoever waits for anything: one of them at a time.
         self.lock = threading.Lock()

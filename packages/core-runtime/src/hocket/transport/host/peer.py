@@ -43,6 +43,7 @@ class HostPeer(Peer):
         session: as of `HostStatus`.
 
     Attributes:
+        world_ranks: the group's ranks in the job.
         waits: the length of this rank's last wait.
     """
 
@@ -59,23 +60,19 @@ class HostPeer(Peer):
     ) -> None:
         super().__init__(rank, len(world_ranks))
         self._num_sessions = 0
-        self._world_ranks = list(world_ranks)
+        self.world_ranks = list(world_ranks)
         self.progress = progress
         self.waits = WaitsInARow()
-        self.status = HostStatus(self.world_rank, self._world_ranks, board, failures, session)
+        self.status = HostStatus(self.world_rank, self.world_ranks, board, failures, session)
         self.memory = Memory()
         self.shares_network = self.status.spans_hosts
         if self.size > 1 and not self.shares_network:
-            self.memory = HostMemory(self, self._world_ranks)
+            self.memory = HostMemory(self, self.world_ranks)
 
     @property
     def world_rank(self) -> int:
         """Return this rank's number in the whole job."""
-        return self._world_ranks[self.rank]
-
-    def world_rank_of(self, rank: int) -> int:
-        """Translate a rank of this group into the job's."""
-        return self._world_ranks[rank]
+        return self.world_ranks[self.rank]
 
     def begin_session(self) -> int:
         self._num_sessions += 1
@@ -96,7 +93,7 @@ class HostPeer(Peer):
 
     def _session_key(self, number: int) -> int:
         """Return a key of a session, unique in the job, also of its groups; above 0."""
-        return 1 + zlib.crc32(f"{self.status.session} {self._world_ranks} {number}".encode())
+        return 1 + zlib.crc32(f"{self.status.session} {self.world_ranks} {number}".encode())
 
     @abstractmethod
     def _open_session(self, number: int, key: int) -> Peer:
@@ -163,7 +160,7 @@ class HostPeer(Peer):
 
     def _describe_mismatch(self, calls: Sequence[bytes]) -> str:
         ranks: dict[bytes, list[int]] = {}
-        for rank, called in zip(self._world_ranks, calls, strict=True):
+        for rank, called in zip(self.world_ranks, calls, strict=True):
             ranks.setdefault(called, []).append(rank)
         said = "; ".join(
             f"{number_ranks(who)} at {called.rstrip(bytes(1)).decode(errors='replace')}"

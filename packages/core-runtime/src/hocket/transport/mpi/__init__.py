@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import mpi4py
 
-from hocket.transport.forks import is_fork
+from hocket.transport import forks
 from hocket.transport.job_folder import SEGMENTS_VARIABLE
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ mpi4py.rc.thread_level = "multiple"
 
 def _finalize() -> None:
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and not is_fork() and not mpi.Is_finalized():
+    if mpi is not None and not forks.forked and not mpi.Is_finalized():
         mpi.Finalize()
 
 

@@ -46,7 +46,7 @@ class MPILane(ProcessLane):
             begin = partial(self._comm.Isend, [piece, MPI.BYTE], to, tag)
             return MPIRequest(self, what, begin, piece, other=to)
 
-        return self._message(send, f"send to rank {self.peer.world_rank_of(to)}, round {round}", data)
+        return self._message(send, f"send to rank {self.peer.world_ranks[to]}, round {round}", data)
 
     def irecv(self, data: Array, source: int, round: int) -> Request:
         tag = round % self._tags
@@ -56,7 +56,7 @@ class MPILane(ProcessLane):
             return MPIRequest(self, what, begin, piece, other=source, receives=True)
 
         return self._message(
-            receive, f"receive from rank {self.peer.world_rank_of(source)}, round {round}", data
+            receive, f"receive from rank {self.peer.world_ranks[source]}, round {round}", data
         )
 
     def iallreduce(self, send: Array, receive: Array) -> Request:
@@ -74,7 +74,7 @@ class MPILane(ProcessLane):
         return None if self._host is None else self._host.mixer(places)
 
     def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
-        what = f"reduce to rank {self.peer.world_rank_of(root)}"
+        what = f"reduce to rank {self.peer.world_ranks[root]}"
         if self.rank != root or receive is None:
             return self._in_order(lambda given: self._comm.Ireduce(given, None, MPI.SUM, root), what, send)
         in_place = is_same_memory(send, receive)
@@ -88,7 +88,7 @@ class MPILane(ProcessLane):
         shared = None if self._host is None else self._host.broadcast(data, root)
         if shared is not None:
             return shared
-        what = f"broadcast from rank {self.peer.world_rank_of(root)}"
+        what = f"broadcast from rank {self.peer.world_ranks[root]}"
 
         def begin(piece: Array) -> Any:
             return self._comm.Ibcast([piece, MPI.BYTE], root)
@@ -171,7 +171,7 @@ class AllgathervRequest(PendingCall):
             return False
         lengths, capacity = self._gathered_lengths.tolist(), self._receive.shape[1]
         if max(lengths) > capacity:
-            rank = lane.peer.world_rank_of(lengths.index(max(lengths)))
+            rank = lane.peer.world_ranks[lengths.index(max(lengths))]
             raise TransportError(
                 f"{self._describe()}: rank {rank} sends {max(lengths)} bytes, where receive has room for "
                 f"{capacity} here: give every rank the same capacity"

@@ -95,7 +95,7 @@ class MPIPeer(HostPeer):
                 self._groups[members] = comm
         if not member:
             return None
-        ranks = [self._world_ranks[rank] for rank in members]
+        ranks = [self.world_ranks[rank] for rank in members]
         peer = self._part(self._groups[members], ranks, self.status.session)
         peer.timeout_s = self.timeout_s
         return peer
@@ -107,7 +107,7 @@ class MPIPeer(HostPeer):
         session is not taken for one that is here.
         """
         what = f"beginning session {number}"
-        waiting = MPILane(self._part(self._comm, self._world_ranks, key), self._comm, "session")
+        waiting = MPILane(self._part(self._comm, self.world_ranks, key), self._comm, "session")
         word, distance, turn = np.zeros(1, np.uint8), 1, number * _ROUNDS
         while distance < self.size:
             to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
@@ -117,7 +117,7 @@ class MPIPeer(HostPeer):
             distance, turn = 2 * distance, turn + 1
         comm, request = begun(waiting, what, self._comm.Idup)
         MPIRequest(waiting, what, lambda: request).wait()
-        peer = self._part(comm, self._world_ranks, key)
+        peer = self._part(comm, self.world_ranks, key)
         peer._frees_own = True
         return peer
 

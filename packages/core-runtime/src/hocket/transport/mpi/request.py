@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from hocket.arrays import Array
 from hocket.errors import TransportError
-from hocket.transport.forks import check_no_fork, is_fork
+from hocket.transport import forks
 from hocket.transport.host import ProcessLane
 from hocket.transport.pending import PendingCall
 from hocket.transport.request import RANKS_DIVERGED
@@ -55,7 +55,8 @@ def begun(lane: ProcessLane, what: str, call: Callable[[], Any]) -> Any:
     Raises:
         TransportError: MPI refuses it; PeerLostError if a rank has died.
     """
-    check_no_fork()
+    if forks.forked:
+        raise forks.explain()
     try:
         return call()
     except MPI.Exception as error:
@@ -100,7 +101,7 @@ class MPIRequest(PendingCall):
 
     def __del__(self) -> None:
         # MPI still reads and writes the buffers of a request that its caller has dropped.
-        if self._request is not None and not is_fork() and not MPI.Is_finalized():
+        if self._request is not None and not forks.forked and not MPI.Is_finalized():
             self._lane.peer.progress.keep(self)
 
     def call(self) -> bool:

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from hocket.arrays import Array, as_bytes, is_same_memory
+from hocket.arrays import Array, as_bytes
 from hocket.schedule.builders import (
     binomial_broadcast,
     binomial_reduce,
@@ -62,12 +62,12 @@ class TcpLane(WireLane):
         self._host = open_host_collectives(self, capacity_bytes)
 
     def isend(self, data: Array, to: int, round: int) -> Request:
-        rank = self.peer.world_rank_of(to)
+        rank = self.peer.world_ranks[to]
         key = Key(self._messages, rank, round)
         return SendRequest(self, f"send to rank {rank}, round {round}", key, as_bytes(data), to)
 
     def irecv(self, data: Array, source: int, round: int) -> Request:
-        rank = self.peer.world_rank_of(source)
+        rank = self.peer.world_ranks[source]
         key = Key(self._messages, rank, round)
         return ReceiveRequest(self, f"receive from rank {rank}, round {round}", key, as_bytes(data), source)
 
@@ -75,28 +75,24 @@ class TcpLane(WireLane):
         shared = None if self._host is None else self._host.allreduce(send, receive)
         if shared is not None:
             return shared
-        if not is_same_memory(send, receive):
-            np.copyto(receive, send)
         build = ring_allreduce if receive.nbytes >= RING_BYTES else recursive_doubling_allreduce
-        return self._run("allreduce", receive, partial(build, self.rank, self.size))
+        return self._run("allreduce", receive, partial(build, self.rank, self.size), given=send)
 
     def mixer(self, places: Sequence[tuple[Array, Array]]) -> Mixer | None:
         return None if self._host is None else self._host.mixer(places)
 
     def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
         build = partial(binomial_reduce, self.rank, self.size, root=root)
-        what = f"reduce to rank {self.peer.world_rank_of(root)}"
+        what = f"reduce to rank {self.peer.world_ranks[root]}"
         if self.rank != root or receive is None:
             return self._run(what, send, build, keeps=True)
-        if not is_same_memory(send, receive):
-            np.copyto(receive, send)
-        return self._run(what, receive, build)
+        return self._run(what, receive, build, given=send)
 
     def ibroadcast(self, data: Array, root: int) -> Request:
         shared = None if self._host is None else self._host.broadcast(data, root)
         if shared is not None:
             return shared
-        what = f"broadcast from rank {self.peer.world_rank_of(root)}"
+        what = f"broadcast from rank {self.peer.world_ranks[root]}"
         build = partial(binomial_broadcast, self.rank, self.size, root=root)
         return self._run(what, as_bytes(data), build, other=root)
 
@@ -127,6 +123,7 @@ class TcpLane(WireLane):
         data: Array,
         build: Callable[[Array], Schedule],
         *,
+        given: Array | None = None,
         other: int | None = None,
         keeps: bool = False,
     ) -> Request:
@@ -136,12 +133,16 @@ class TcpLane(WireLane):
             what: the operation, for messages.
             data: the buffer that it works on.
             build: makes the schedule.
+            given: is copied into `data` first, unless it is the same memory.
             other: the root of a broadcast; None where all wait for all.
             keeps: whether `data` must stay unchanged: the schedule then works on a copy.
         """
+        address = data.__array_interface__["data"][0]
+        if given is not None and given.__array_interface__["data"][0] != address:
+            np.copyto(data, given)
         if self.size == 1:
             return Finished()
-        known = (what, data.__array_interface__["data"][0], data.nbytes, data.dtype)
+        known = (what, address, data.nbytes, data.dtype)
         program = self._programs.get(known)
         if program is None or program.in_use:
             work = np.empty_like(data) if keeps else data

@@ -98,17 +98,17 @@ class TcpPeer(HostPeer):
         if astray:
             raise TransportError(
                 f"rank {self.world_rank}: forming a group: this rank named "
-                f"{[self.world_rank_of(rank) for rank in members]}, but rank {self.world_rank_of(astray[0])} "
+                f"{[self.world_ranks[rank] for rank in members]}, but rank {self.world_ranks[astray[0]]} "
                 "another group"
             )
         path = f"{self._path} group {self._num_groups} {members}"
-        world_ranks = [self.world_rank_of(rank) for rank in members]
+        world_ranks = [self.world_ranks[rank] for rank in members]
         peer = self._part(world_ranks, path, self.status.session)
         peer.timeout_s = self.timeout_s
         return peer
 
     def _open_session(self, number: int, key: int) -> TcpPeer:
-        return self._part(self._world_ranks, f"{self._path} session {number}", key)
+        return self._part(self.world_ranks, f"{self._path} session {number}", key)
 
     def _part(self, world_ranks: Sequence[int], path: str, session: int) -> TcpPeer:
         status = self.status

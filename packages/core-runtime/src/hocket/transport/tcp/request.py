@@ -52,7 +52,7 @@ class WireLane(ProcessLane):
 
     def call_key(self, rank: int, round: int, tag: int = 0) -> Key:
         """Return the key of a message of a collective, to or from `rank` of the lane."""
-        return Key(self._calls, self.peer.world_rank_of(rank), round * _TAGS + tag)
+        return Key(self._calls, self.peer.world_ranks[rank], round * _TAGS + tag)
 
 
 class TcpOperation(PendingCall):
@@ -67,6 +67,7 @@ class TcpOperation(PendingCall):
         super().__init__(lane, what, other)
         self._finished = False
         self._error = ""
+        lane.peer.progress.begin_message()
 
     def done(self) -> bool:
         if not self._finished:
@@ -79,10 +80,6 @@ class TcpOperation(PendingCall):
         if self._error:
             raise TransportError(f"{self._describe()}: {self._error}: {RANKS_DIVERGED}")
         return True
-
-    def _begin(self) -> None:
-        """Note that the operation needs looks to advance."""
-        self._lane.peer.progress.begin_message()
 
     def _finish(self) -> None:
         """Note that it is over."""
@@ -119,7 +116,6 @@ class SendRequest(TcpOperation):
 
     def __init__(self, lane: WireLane, what: str, key: Key, data: Array, to: int) -> None:
         super().__init__(lane, what, to)
-        self._begin()
         if lane.wire.send(key, data, 0, self._finish):
             self._finish()
 
@@ -138,7 +134,6 @@ class ReceiveRequest(TcpOperation):
     def __init__(self, lane: WireLane, what: str, key: Key, data: Array, source: int) -> None:
         super().__init__(lane, what, source)
         self._key, self._data = key, data
-        self._begin()
         lane.wire.post(key, self)
 
     def place(self, frame: Frame) -> Array | None:
@@ -175,7 +170,6 @@ class GatherRequest(TcpOperation):
         self._lengths = [0] * lane.size
         self._lengths[lane.rank] = send.size
         self._missing = 2 * (lane.size - 1) + 1  # and what is counted last
-        self._begin()
         receive[lane.rank, : send.size] = send
         with lane.wire.lock:
             # The next rank first, so that not all send to the same one.
@@ -192,7 +186,7 @@ class GatherRequest(TcpOperation):
         if nbytes <= self._receive.shape[1]:
             return self._receive[rank, :nbytes]
         self.refuse(
-            f"rank {self._lane.peer.world_rank_of(rank)} sends {nbytes} bytes, where receive has room for "
+            f"rank {self._lane.peer.world_ranks[rank]} sends {nbytes} bytes, where receive has room for "
             f"{self._receive.shape[1]} here (give every rank the same capacity)"
         )
         return None
@@ -242,6 +236,10 @@ class Program:
 
     def __init__(self, schedule: Schedule, call: int, data: Array) -> None:
         self.operations = schedule.operations
+        self.messages = [
+            as_bytes(op.data) if isinstance(op, Send | Receive) and op.data is not None else NOTHING
+            for op in schedule.operations
+        ]
         self.firing = Firing(schedule)
         self.trigger = next(i for i, op in enumerate(schedule.operations) if op.name == schedule.trigger)
         self.call = call
@@ -267,11 +265,10 @@ class CollectiveCall(TcpOperation):
         self._program = program
         self._round = round
         self._performing = False
-        self._begin()
         with lane.wire.lock:
             program.in_use = True
             program.firing.arm()
-            program.firing.fire(program.trigger)
+            program.firing.finish(program.trigger)
             self._go_on()
 
     def finish_part(self, i: int) -> None:
@@ -309,13 +306,13 @@ class CollectiveCall(TcpOperation):
 
     def _perform(self, i: int) -> bool:
         """Perform an operation; return whether it is complete."""
-        lane, operation = self._lane, self._program.operations[i]
-        match operation:
-            case Send(data=data, to=to, tag=tag) if data is not None:
+        lane, program = self._lane, self._program
+        match program.operations[i]:
+            case Send(to=to, tag=tag):
                 key = lane.call_key(to, self._round, tag)
-                return lane.wire.send(key, as_bytes(data), self._program.call, partial(self.finish_part, i))
-            case Receive(data=data, source=source, tag=tag) if data is not None:
-                part = _MessageReceive(self, i, as_bytes(data), source, self._program.call)
+                return lane.wire.send(key, program.messages[i], program.call, partial(self.finish_part, i))
+            case Receive(source=source, tag=tag):
+                part = _MessageReceive(self, i, program.messages[i], source, program.call)
                 lane.wire.post(lane.call_key(source, self._round, tag), part)
                 return False
             case Add(total=total, addend=addend):
@@ -338,7 +335,7 @@ class _MessageReceive:
         if frame.call != self._call:
             collective.fail_part(another_call(collective._lane, self._source))
         elif frame.kind is FrameKind.GIVEN_UP:
-            rank = collective._lane.peer.world_rank_of(self._source)
+            rank = collective._lane.peer.world_ranks[self._source]
             collective.fail_part(f"rank {rank} has failed in this call")
         # What comes for a call that has failed goes nowhere.
         return None if collective._finished else self._data
@@ -353,4 +350,4 @@ def _ignore() -> None:
 
 def another_call(lane: WireLane, rank: int) -> str:
     """Return an error that a rank of the lane makes another call."""
-    return f"rank {lane.peer.world_rank_of(rank)} called something else here, or with another size or dtype"
+    return f"rank {lane.peer.world_ranks[rank]} called something else here, or with another size or dtype"

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from hocket.arrays import Array
-from hocket.transport.forks import is_fork
+from hocket.transport import forks
 from hocket.transport.tcp.connection import Connection, Frame, FrameKind
 from hocket.transport.waiting import POLL_RESOLUTION_S
 
@@ -335,7 +335,7 @@ class Wire:
                     connection.flush()
 
     def _leave_to_parent(self) -> None:
-        if is_fork():
+        if forks.forked:
             for connection in self._connections.values():
                 connection.close()
             self._epoll.close()
