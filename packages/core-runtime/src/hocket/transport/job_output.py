@@ -1,4 +1,4 @@
-"""A job's output without launchers' paragraphs about failed ranks, whose own parents say how they have ended."""
+"""A job's output without the launchers' own paragraphs about failed ranks, which become a report."""
 
 from __future__ import annotations
 
@@ -6,27 +6,19 @@ import codecs
 import os
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from hocket.transport.job_notes import has_noted_ending, noted_status
+from hocket.transport.job_notes import has_noted_ending
 
-__all__ = ["JobOutput", "Report", "telling"]
+__all__ = ["JobOutput", "Report"]
 
-# Shells add to it the signal that has killed a process.
-_SIGNALLED = 128
 # More lines than these between two rules are somebody's own.
 _MOST_LINES = 40
 
-# What a paragraph of Open MPI's or MPICH's about failed ranks says; also Open MPI's warnings of each part that is not
-# its own test of fault tolerance.
-_PARAGRAPH = re.compile(
-    r"exited\s+on\s+signal|exited with non-zero status|BAD TERMINATION|MPI_ABORT was invoked|calling\s+\"abort\"|"
-    r"is\s+not\s+tested\s+for\s+post-failure"
-)
-# What both print outside of paragraphs.
+# What Open MPI and MPICH print outside of paragraphs.
 _REMARK = re.compile(
     r"\[\S+:\d+\] PMIX ERROR: |"
     r"Abort\(\d+\) on node \d+|\[proxy:|\[mpiexec@|YOUR APPLICATION TERMINATED WITH|"
@@ -42,26 +34,19 @@ _WARNING = "hocket: warning: "
 _PROCESS_GROUP = re.compile(
     r"Default process group has not been initialized|env:// rendezvous: environment variable \w+ expected"
 )
+_KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
+_LEFT = re.compile(r"Process name: \[\S+,(\d+)\] Exit code: (\d+)")
+_MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+) = EXIT CODE: (\d+)")
+_ABORTED = re.compile(r'MPI_ABORT was invoked|calling "abort"')
+# Open MPI warns so of every part that is not its own test of fault tolerance, such as shared windows; ours only end.
+_UNTESTED = re.compile(r"is not tested for post-failure operation")
+# Lines of Open MPI's launcher about its processes, where it is asked for them.
+_LOG = re.compile(r"\[(\S+):\d+\] (?:\[prte\S*|mca: base:)")
+_SIGNALLED = re.compile(r"child process \[\S+,(\d+)\] terminated with signal (.+)")
+_EXITED = re.compile(r"proc \[\S+,(\d+)\] exited with non-zero status (\d+)")
+_CALLED_ABORT = re.compile(r"proc \[\S+,\d+\] called abort with exit code (\d+)")
 # The line of a rank that has noticed another one's death.
 _NOTICED = re.compile(r"hocket: (at step \d+, .*: ranks? .* ha(?:s|ve) died); all ranks end")
-# The line of `_TELLING`, also after a line that the rank has not ended.
-_ENDED = re.compile(r"hocket: rank (\d+) on (\S+) ended with status (\d+)\n")
-# A rank's parent under a launcher: it says how the rank has ended, unless by the launcher, and ends in the same way.
-_TELLING = """\
-trap 'ended=1' TERM INT; trap : USR1 USR2
-exec 3>&2 2>/dev/null # shells have words of their own for signals
-(exec "$@" 2>&3 3>&-); status=$?
-rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}
-[ $status = 0 ] || [ "$ended" ] || echo "hocket: rank $rank on $(uname -n) ended with status $status" >&3
-trap - TERM INT USR1 USR2; ulimit -c 0
-[ $status -le 128 ] || kill -$((status - 128)) $$
-exit $status
-"""
-
-
-def telling(program: Sequence[str]) -> list[str]:
-    """Return the command of a rank of a launcher that prints for `JobOutput` how `program` has ended."""
-    return ["/bin/sh", "-c", _TELLING, "rank", *program]
 
 
 @dataclass
@@ -78,7 +63,6 @@ class Report:
         saved: whether the ranks, asked to end, have reported the outcome.
         status: the exit status, where a launcher's own may hide it; 0 where not known.
         end: ends the job, where its launcher leaves the others waiting for a rank that has ended.
-        launchers: the launcher's paragraphs about failed ranks.
     """
 
     folder: Path
@@ -90,27 +74,30 @@ class Report:
     saved: bool = False
     status: int = 0
     end: Callable[[], None] = lambda: None
-    launchers: str = ""
+    _aborted: bool = False
 
     @property
     def message(self) -> str:
         """Return a sentence on why the job ended; empty where a rank has said it, or the cause is unknown."""
         return "; ".join(filter(None, [self.noticed, self.cause or (self.noticed and "all ranks end")]))
 
-    def rank_ended(self, rank: int, host: str, status: int) -> None:
-        """Note a rank's exit status, as shells say it."""
-        number = status - _SIGNALLED
-        if number in set(signal.Signals) and noted_status(self.folder) != status:
-            self.rank_was_killed(rank, host, number)
-        else:
-            self.rank_left(rank, status)
+    def read_log(self, line: str) -> None:
+        """Read a line from the log of Open MPI's launcher."""
+        log = _LOG.match(line)
+        if log is None or self._aborted:
+            return
+        if aborted := _CALLED_ABORT.search(line):
+            self._aborted = True  # it causes the other ranks' deaths
+            self.status = self.status or int(aborted[1])
+        elif signalled := _SIGNALLED.search(line):
+            by = [number for number in range(1, signal.NSIG) if signal.strsignal(number) == signalled[2]]
+            self.rank_was_killed(int(signalled[1]), log[1], by[0] if by else 0)
+        elif exited := _EXITED.search(line):
+            self.rank_left(int(exited[1]), int(exited[2]))
 
     def rank_was_killed(self, rank: int, host: str, number: int) -> None:
-        """Note that a signal has killed a rank; ranks that know it end themselves."""
-        self.status = self.status or _SIGNALLED + number
-        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        hint = " (out of memory? the kernel's log would tell)" if number == signal.SIGKILL else ""
-        self._set_cause(f"rank {rank} on {host} was killed by {name}{hint}")
+        """Note that a signal, 0 for an unknown one, has killed a rank; ranks that know it end themselves."""
+        self._killed(f"rank {rank}", host, number)
         if self.num_joined < self.ranks:
             self.end()  # ranks that start would wait for it forever within MPI_Init
 
@@ -118,13 +105,45 @@ class Report:
         """Note that a rank has ended with another exit status than 0, and end the others."""
         self.status = self.status or code
         if not has_noted_ending(self.folder):  # it, or the rank that it follows, has reported the cause
-            self._set_cause(f"rank {rank} ended with exit code {code}")
+            self._left(rank, code)
         self.end()
 
     @property
     def num_joined(self) -> int:
         """Return the number of this host's ranks that have joined the job."""
         return len([*self.folder.glob("[0-9]*")])
+
+    def read(self, paragraph: str) -> bool:
+        """Read a paragraph; return whether it is a launcher's, to be left out."""
+        text = " ".join(paragraph.split())
+        if killed := _KILLED.search(text):
+            self._killed(f"rank {killed[1]}", killed[2], int(killed[3]))
+        elif left := _LEFT.search(text):
+            self._left(int(left[1]), int(left[2]))
+        elif mpich := _MPICH.search(text):
+            process, host, code = mpich[1], mpich[2], int(mpich[3])
+            file = self.folder / process
+            who = f"rank {file.read_text()}" if file.exists() else f"process {process}"
+            if code == signal.SIGKILL:
+                # The proxy kills all ranks when one is gone, and may report one of these.
+                self._set_cause(
+                    f"a rank on {host} was killed by SIGKILL or ended without a message, possibly {who}"
+                )
+            elif code in set(signal.Signals):
+                self._killed(who, host, code)
+        else:
+            return bool(_ABORTED.search(text) or _UNTESTED.search(text))
+        return True
+
+    def _left(self, rank: int, code: int) -> None:
+        self.status = self.status or code
+        self._set_cause(f"rank {rank} ended with exit code {code}")
+
+    def _killed(self, who: str, host: str, number: int) -> None:
+        self.status = self.status or 128 + number
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number or '?'}"
+        hint = " (out of memory? the kernel's log would tell)" if number == signal.SIGKILL else ""
+        self._set_cause(f"{who} on {host} was killed by {name}{hint}")
 
     def _set_cause(self, cause: str) -> None:
         self.cause = self.cause or f"{cause}; all ranks were ended"
@@ -134,7 +153,7 @@ class JobOutput:
     """One of a job's two streams, filtered.
 
     Args:
-        report: takes the launchers' paragraphs about failed ranks, and the lines on how ranks have ended.
+        report: takes the launchers' lines about failed ranks.
         rule: the character of the lines around a launcher's paragraph: `-` for Open MPI, on standard error, `=`
             for MPICH, on standard output.
         write: takes all other output at once, unfinished lines too, as they may be progress bars.
@@ -181,22 +200,20 @@ class JobOutput:
         if noticed := _NOTICED.fullmatch(bare):
             self._report.noticed = noticed[1]
             return
-        if ended := _ENDED.search(line):
-            self._report.rank_ended(int(ended[1]), ended[2], int(ended[3]))
-            line = line[: ended.start()] + "\n"
-            if line == "\n" and not self._in_line:
-                return
-            bare = line.strip()
         self._report.saved |= bare.startswith("hocket: asked to end: ")
         self._report.has_reason |= bare.startswith((_OURS, "Traceback ")) and not bare.startswith(_WARNING)
         self._report.wants_process_group |= bool(_PROCESS_GROUP.search(bare))
-        if self._in_line:
+        if _LOG.match(bare):
+            self._report.read_log(bare)
+        elif self._in_line:
             self._in_line = False
             self._write(line)
         elif self._paragraph:
             self._paragraph.append(line)
-            if self._rule.fullmatch(bare) or len(self._paragraph) > _MOST_LINES:
-                self._end_paragraph()
+            if self._rule.fullmatch(bare):
+                self._end_paragraph(known=self._report.read("".join(self._paragraph)))
+            elif len(self._paragraph) > _MOST_LINES:
+                self._end_paragraph(known=False)
         elif self._rule.fullmatch(bare):
             self._paragraph = [line]
         elif _REMARK.match(bare):
@@ -205,10 +222,7 @@ class JobOutput:
             self._after_remark = False
             self._write(line)
 
-    def _end_paragraph(self) -> None:
-        text = "".join(self._paragraph)
-        if _PARAGRAPH.search(text) and len(self._paragraph) <= _MOST_LINES:
-            self._report.launchers += text
-        else:
-            self._write(text)
+    def _end_paragraph(self, *, known: bool) -> None:
+        if not known:
+            self._write("".join(self._paragraph))
         self._paragraph = []

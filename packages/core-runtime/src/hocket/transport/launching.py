@@ -168,7 +168,6 @@ def launch(
     if report.message:
         print(f"hocket: {report.message}", file=sys.stderr)
     elif status != 0 and not report.has_reason:
-        sys.stderr.write(report.launchers)
         elsewhere = [host.name for host in hosts if not are_here([host])]
         if elsewhere and report.num_joined == 0 and (here or status == _NOT_REACHED):
             print(

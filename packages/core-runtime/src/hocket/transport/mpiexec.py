@@ -17,7 +17,7 @@ from typing import ClassVar
 from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.transport.hosts import Host
-from hocket.transport.job_output import Report, telling
+from hocket.transport.job_output import Report
 from hocket.transport.rank_process import ALLOCATOR, end_with_parent, home
 
 __all__ = ["Mpiexec", "find_mpiexec"]
@@ -73,7 +73,8 @@ class Mpiexec:
             folder: for the launcher's own files, if it has any; its default is the system's temporary folder. Open MPI
                 names them by its process number alone, leaves them there when it is killed, and does not start if it
                 finds some ("listener thread failed to start"), as numbers are used again.
-            outliving: whether to leave the other ranks alive when one has died, if the launcher can notify them.
+            outliving: whether to leave the other ranks alive when one has died, if the launcher can notify them. It
+                then prints more than a reader wants, in lines that `JobOutput` removes.
             forwarded: variables that ranks of other hosts get, too.
         """
         if self.vendor == "openmpi":
@@ -84,7 +85,9 @@ class Mpiexec:
             if folder is not None and _EVERYBODYS_FOLDER not in os.environ:
                 options += ["--prtemca", "prte_local_tmpdir_base", str(folder)]
             if outliving and self.notifies_of_deaths:
-                options += ["--with-ft", "ulfm"]
+                # Silent about what a rank died of, unless asked.
+                options += ["--with-ft", "ulfm", "--prtemca", "odls_base_verbose", "5"]
+                options += ["--prtemca", "errmgr_base_verbose", "5"]
             if self.hosts:
                 options += ["--host", ",".join(map(str, self.hosts)), "--map-by", "slot"]
                 options += [word for name in forwarded for word in ("-x", name)]
@@ -108,11 +111,7 @@ class Mpiexec:
         # In a process group of its own: a terminal's Ctrl-C goes to who has started the job, and is passed on once.
         return subprocess.Popen(
             self.command(
-                ranks,
-                telling(program),
-                folder=report.folder / _OWN_FILES,
-                outliving=True,
-                forwarded=forwarded,
+                ranks, program, folder=report.folder / _OWN_FILES, outliving=True, forwarded=forwarded
             ),
             env=variables,
             stdin=subprocess.DEVNULL,
