@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+import hocket
+from hocket.checkpoint import shared
 from hocket.cli import doctor
 from hocket.cli.doctor import examine, match, mpi_finding, mpiexec_findings, query_mpi, shared_memory
+from hocket.cli.doctor_folder import shared_folder
 from hocket.cli.doctor_network import interfaces, interfaces_finding
 from hocket.cli.doctor_packages import both_mpis, plugins
 from hocket.cli.finding import Finding, Verdict
@@ -22,6 +25,7 @@ from hocket.installing import how_to_install
 from hocket.plugin import Registry
 from hocket.transport.host import memory
 from hocket.transport.mpiexec import Mpiexec
+from hocket.transport.single import SinglePeer
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI root@x Distribution, ident: 5.0.11"
 MPICH = "MPICH Version:      5.0.2\nMPICH Release date: Fri Sep 25\n"
@@ -216,3 +220,77 @@ def test_what_other_hosts_know_this_one_by(
     finding = interfaces_finding(found, "me", addresses)
     assert finding.verdict == verdict
     assert text in finding.text
+
+
+# ---- a folder for runs ----------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
+    [found] = shared_folder(SinglePeer(), tmp_path / "runs" / "mine")
+    assert found.verdict is Verdict.OK
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "file").touch()
+    [found] = shared_folder(SinglePeer(), tmp_path / "file" / "mine")
+    assert found.verdict is Verdict.PROBLEM
+    assert f"{tmp_path / 'file'}" in found.text
+
+
+@pytest.mark.parametrize("blind", [[], [1], [1, 2]])
+def test_a_line_names_each_host_that_does_not_see_the_folder(
+    blind: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank has a folder of its own, and another host's rank a name of its own for it."""
+    monkeypatch.setattr(shared, "LATE_S", 0.2)
+    folders = [tmp_path / (f"mine-{rank}" if rank in blind else "runs") for rank in range(3)]
+
+    def look() -> list[Finding]:
+        peer = hocket.join()
+        return list(shared_folder(peer, folders[peer.rank]))
+
+    found = hocket.virtual(3).run(look)
+    assert found[1:] == found[:-1]
+    if not blind:
+        assert found[0] == [Finding.ok("folder", found[0][0].text)]
+        assert "all 3 ranks see" in found[0][0].text
+    for rank, finding in zip(blind, found[0], strict=False):
+        assert finding.verdict is Verdict.PROBLEM
+        assert finding.text.startswith(f"{folders[rank]} on {socket.gethostname()} does not show")
+        assert f"rank {rank} looked" in finding.text
+    assert len(found[0]) == max(1, len(blind))
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_of_a_launcher_look_for_what_rank_0_writes(tmp_path: Path) -> None:
+    """Each rank has a working directory of its own; a folder with the same name in it is another one."""
+    code = (
+        "import sys; from pathlib import Path; from hocket.cli import doctor; doctor.examine = lambda: iter(())\n"
+        "sys.exit(doctor.doctor_command(Path('runs')))"
+    )
+    for rank in range(2):
+        (tmp_path / str(rank) / "runs").mkdir(parents=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=tmp_path / str(rank),
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    (out, err), other = [rank.communicate(timeout=100) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 0], err
+    assert other == ("", "")
+    [line] = [line for line in out.splitlines() if line.split()[1:2] == ["folder"]]
+    assert line.startswith("problem")
+    assert f"{tmp_path / '1' / 'runs'} on {socket.gethostname()} does not show" in line

@@ -15,7 +15,7 @@ from hocket.checkpoint.collectively import on_rank_0
 from hocket.errors import CheckpointError, MissingFileError
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["patiently", "require_folder", "require_shared"]
+__all__ = ["LATE_S", "patiently", "ranks_that_see", "require_folder", "require_shared"]
 
 T = TypeVar("T")
 
@@ -67,6 +67,27 @@ def require_shared(peer: Peer, folder: Path) -> None:
     """
     if peer.size == 1 or peer.threads.shares_process:
         return
+    where, ranks = ranks_that_see(peer, folder)
+    blind = [
+        f"rank {rank} in {place} on {host}" for rank, (sees, host, place) in enumerate(ranks) if not sees
+    ]
+    if blind:
+        raise CheckpointError(
+            f"what rank 0 writes into {where} is not seen by {', '.join(blind[:3])}"
+            f"{f' and {len(blind) - 3} more' if len(blind) > 3 else ''} (looked for {LATE_S:g} s): a folder for "
+            "checkpoints lies on a disk that all ranks share"
+        )
+
+
+def ranks_that_see(peer: Peer, folder: Path) -> tuple[str, list[tuple[bool, str, str]]]:
+    """Look for what rank 0 writes into a folder; collective.
+
+    Returns:
+        The place of rank 0 in words; and for each rank whether it sees that, its host, and the folder's place there.
+
+    Raises:
+        CheckpointError: on all ranks: rank 0 cannot write there.
+    """
     made = [path for path in (folder, *folder.parents) if not path.exists()] if peer.rank == 0 else []
     probe = folder / f".hocket-{secrets.token_hex(8)}.unfinished"
     try:
@@ -80,15 +101,7 @@ def require_shared(peer: Peer, folder: Path) -> None:
             for remove in (probe.unlink, *(path.rmdir for path in made)):
                 with contextlib.suppress(OSError):
                     remove()
-    blind = [
-        f"rank {rank} in {place} on {host}" for rank, (sees, host, place) in enumerate(gathered) if not sees
-    ]
-    if blind:
-        raise CheckpointError(
-            f"what rank 0 writes into {where} is not seen by {', '.join(blind[:3])}"
-            f"{f' and {len(blind) - 3} more' if len(blind) > 3 else ''} (looked for {LATE_S:g} s): a folder for "
-            "checkpoints lies on a disk that all ranks share"
-        )
+    return where, [(sees, host, place) for sees, host, place in gathered]
 
 
 def _write(probe: Path) -> tuple[str, str]:

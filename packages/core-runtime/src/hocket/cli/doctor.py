@@ -17,12 +17,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hocket import __version__
+from hocket.cli.doctor_folder import shared_folder
 from hocket.cli.doctor_network import addresses_of, interfaces, interfaces_finding
 from hocket.cli.doctor_packages import both_mpis, gpu, numba_cache, plugins, torch_build
 from hocket.cli.finding import Finding, Verdict
 from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.transport.job_folder import SEGMENTS_VARIABLE, shared_job_folder
+from hocket.transport.joining import join, launched_rank
 from hocket.transport.mpiexec import Mpiexec, find_mpiexec
 from hocket.transport.rank_process import home
 
@@ -44,11 +46,16 @@ print(json.dumps({"mpi4py": mpi4py.__version__, "library": MPI.Get_library_versi
 _LAUNCHERS_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPI_")
 
 
-def doctor_command() -> int:
-    """Carry out `hocket doctor`, and return the exit status: 1 if there is a problem."""
+def doctor_command(out: Path | None = None) -> int:
+    """Carry out `hocket doctor`, and return the exit status: 1 if there is a problem.
+
+    Args:
+        out: a folder for runs, into which all of a launcher's ranks look, while rank 0 alone reports. None for no look.
+    """
     problems = 0
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for finding in examine():
+    findings = examine() if out is None else examine_with_folder(out)
+    for finding in findings:
         problems += finding.verdict is Verdict.PROBLEM
         line = f"{finding.verdict.value:<8} {finding.subject:<14} {finding.text}"
         print(textwrap.fill(line, width, subsequent_indent=" " * 24) if width else line, flush=True)
@@ -84,6 +91,16 @@ def examine() -> Iterator[Finding]:
     yield from plugins()
     yield _drawing("matplotlib", "pictures of runs, metrics.png")
     yield _drawing("plotly", "pages of comparisons and with --report")
+
+
+def examine_with_folder(out: Path) -> Iterator[Finding]:
+    """Yield the findings on rank 0's machine, if this is its process, and those on a folder for runs; collective."""
+    if launched_rank() == 0:
+        yield from examine()
+    peer = join()
+    found = list(shared_folder(peer, out))
+    if peer.rank == 0:
+        yield from found
 
 
 def _cores() -> Finding:

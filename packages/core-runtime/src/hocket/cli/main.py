@@ -342,14 +342,24 @@ def plugins() -> None:
 
 
 @cli.command()
-def doctor() -> None:
+@click.option(
+    "--out",
+    type=_Folder(path_type=Path, file_okay=False),
+    help="A folder for runs: under a launcher all ranks look for what rank 0 writes there.",
+)
+def doctor(out: Path | None) -> None:
     """Check this machine's setup and report problems.
 
-    The exit status is 1 if there are any.
+    The exit status is 1 if there are any. With `--out` under a launcher rank 0 reports, and a line names each host that
+    does not see the folder:
+
+    \b
+    mpiexec -n 4 hocket doctor --out runs
+    torchrun --nproc-per-node 4 --no-python hocket doctor --out runs
     """
     from hocket.cli.doctor import doctor_command
 
-    sys.exit(doctor_command())
+    sys.exit(doctor_command(out))
 
 
 def main() -> None:

@@ -1,0 +1,42 @@
+"""The part of `hocket doctor` that checks a folder for runs: whether all ranks see what rank 0 writes there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hocket.checkpoint.shared import LATE_S, ranks_that_see
+from hocket.cli.finding import Finding
+from hocket.errors import CheckpointError
+from hocket.transport.peer import Peer
+
+__all__ = ["shared_folder"]
+
+
+def shared_folder(peer: Peer, folder: Path) -> Iterator[Finding]:
+    """Yield the findings on a folder for runs, a line for each host that does not see it; collective."""
+    try:
+        where, ranks = ranks_that_see(peer, folder)
+    except CheckpointError as error:
+        yield Finding.problem("folder", f"rank 0 cannot write there: {error}")
+        return
+    if peer.size == 1:
+        yield Finding.ok(
+            "folder",
+            f"{where} can be written; under a launcher (`mpiexec hocket doctor --out`, `torchrun --no-python hocket "
+            "doctor --out`, `srun hocket doctor --out`) all ranks look there",
+        )
+        return
+    blind: dict[tuple[str, str], list[int]] = {}
+    for rank, (sees, host, place) in enumerate(ranks):
+        if not sees:
+            blind.setdefault((host, place), []).append(rank)
+    for (host, place), of_host in blind.items():
+        whose = f"rank{'s' * (len(of_host) > 1)} {', '.join(map(str, of_host))}"
+        yield Finding.problem(
+            "folder",
+            f"{place} on {host} does not show what rank 0 writes into {where} ({whose} looked for {LATE_S:g} s): "
+            "name a folder on a disk that all hosts share",
+        )
+    if not blind:
+        yield Finding.ok("folder", f"all {peer.size} ranks see what rank 0 writes into {where}")
