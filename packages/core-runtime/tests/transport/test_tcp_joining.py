@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,11 +19,12 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # which torch exports
 
-from hocket.errors import ExchangeTimeoutError, UserError
+from hocket.errors import ExchangeTimeoutError, TransportError, UserError
 from hocket.transport.meeting import Rendezvous, parse_ports, store
 from hocket.transport.meeting.addresses import host_addresses, is_near, listen, network_host, route_to
 from hocket.transport.meeting.store import StoreEntries, StoreRanks, open_store, serve_store
 from hocket.transport.tcp.connecting import Acceptor, Handshake, ListeningAddress, connect_all
+from hocket.transport.tcp.peer import _open_world
 
 TOKEN = "5a" * 32
 
@@ -98,6 +100,19 @@ def test_a_port_of_another_program_is_named(monkeypatch: pytest.MonkeyPatch) -> 
             open_store(Rendezvous(1, 2, "127.0.0.1", port, "job"))
         with pytest.raises(UserError, match=rf"^rank 0 cannot open .* port {port}, .*address already in use"):
             open_store(Rendezvous(0, 2, "127.0.0.1", port, "job", serves=True))
+
+
+def test_a_store_that_is_lost_while_ranks_join_is_named(threads: ThreadPoolExecutor) -> None:
+    """As it is where rank 0 finds that it has another number of ranks than this one."""
+    served = [serve_store()]
+    port = served[0].port
+    joining = threads.submit(_open_world, place_of(1, 3, port))
+    time.sleep(0.5)
+    served.clear()
+    with pytest.raises(
+        TransportError, match=f"^rank 1 of 3 lost the store at 127.0.0.1 port {port}, .*rank 0"
+    ):
+        joining.result(20)
 
 
 @pytest.mark.parametrize("serves", [False, True])

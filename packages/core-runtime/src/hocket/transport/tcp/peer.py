@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
+from torch.distributed import DistError
 
 from hocket.arrays import Array
 from hocket.errors import TransportError
@@ -217,14 +218,24 @@ def join(rendezvous: Rendezvous) -> TcpPeer:
 
 
 def _open_world(rendezvous: Rendezvous) -> TcpPeer:
-    """Connect this rank with all others."""
+    """Connect this rank with all others.
+
+    Raises:
+        TransportError: the store was lost before all ranks had joined.
+    """
     note_rank()
     rank, size = rendezvous.rank, rendezvous.size
     if size == 1:
         wire = Wire(0, {}, _end)
         return TcpPeer(wire, None, [0], "world", Progress(wire.advance), TcpFailures(wire))
-    store = join_attempt(open_store(rendezvous), rendezvous)
-    wire = Wire(rank, connect_all(store, rendezvous), _end)
+    try:
+        store = join_attempt(open_store(rendezvous), rendezvous)
+        wire = Wire(rank, connect_all(store, rendezvous), _end)
+    except DistError as error:
+        raise TransportError(
+            f"rank {rank} of {size} lost the store at {rendezvous.host} port {rendezvous.port}, where the ranks meet: "
+            "rank 0, which runs it, has ended, or the network is interrupted; rank 0's output says why"
+        ) from error
     board = JobBoard(rank, size, store.gather, store)
     failures = TcpFailures(wire, board, store)  # which keep the store open, if this rank runs it
     return TcpPeer(wire, board, range(size), "world", Progress(wire.advance), failures)
