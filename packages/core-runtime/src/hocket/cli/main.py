@@ -344,7 +344,7 @@ def plugins() -> None:
 @cli.command()
 @click.option(
     "--out",
-    type=_Folder(path_type=Path, file_okay=False),
+    type=Folder(path_type=Path, file_okay=False),
     help="A folder for runs: under a launcher all ranks look for what rank 0 writes there.",
 )
 def doctor(out: Path | None) -> None:
