@@ -41,7 +41,7 @@ import numpy as np
 
 from hocket.collective.api import Channel, Outcome
 from hocket.compressor.topk import INDEX_BYTES, largest_places
-from hocket.transport.network import Cost
+from hocket.transport.network import Cost, NetworkModel
 
 if TYPE_CHECKING:
     from hocket.arrays import Array
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from hocket.segment.partition import ParameterSpan
     from hocket.segment.segment import Segment
     from hocket.segment.shape import SegmentShape
-    from hocket.transport.network import NetworkModel
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
 
@@ -267,13 +266,8 @@ class ScalableChannel(Channel):
             ("sum", summing),
             ("from owners", allgather(rank, size, gathered)),
         )
-        way = _SegmentSchedule(
-            Regions(spans, size),
-            outgoing,
-            incoming,
-            gathered,
-            Execution(schedule, self._peer, progress, segment.name),
-        )
+        run = Execution(schedule, self._peer, progress, segment.name)
+        way = _SegmentSchedule(Regions(spans, size), outgoing, incoming, gathered, run)
         return way
 
     def start(self, segments: Sequence[Segment], round: int) -> Request:

@@ -113,15 +113,19 @@ class Exchange(Configured):
         """Return the choices that decide its steps, for the same segments."""
         return self.every, self.stagger, self.offset
 
+    def since_due(self, step: int, size: int) -> int:
+        """Return the number of steps from the end of a period to step number `step`, from 1 on."""
+        return (step - self.offset) % self.period(size)
+
     def is_due(self, step: int, segment: int, num_segments: int, size: int) -> bool:
         """Return whether segment number `segment` of `num_segments` is sent after step number `step`, from 1 on."""
         period = self.period(size)
         start = round((segment + 1) * period / num_segments) if self.stagger else 0
-        return (step - start - self.offset) % period == 0
+        return self.since_due(step - start, size) == 0
 
     def averages_buffers_after(self, step: int, size: int) -> bool:
         """Return whether buffers are averaged after step number `step`, from 1 on: when a period ends."""
-        return self.buffers is Buffers.MEAN and (step - self.offset) % self.period(size) == 0
+        return self.buffers is Buffers.MEAN and self.since_due(step, size) == 0
 
     @property
     def keeps_own(self) -> bool:

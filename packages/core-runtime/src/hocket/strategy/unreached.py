@@ -34,7 +34,7 @@ def unreached(strategy: Strategy, steps: int, ranks: int) -> Iterator[str]:
             if isinstance(exchange.every, Every) or not exchange.takes_place(ranks):
                 continue
             name = f"{place}.{exchange.name}" if place else exchange.name
-            lost = (end - exchange.offset) % exchange.every  # steps since all segments were sent
+            lost = exchange.since_due(end, ranks)  # steps since all segments were sent
             if end - lost <= phase.step:
                 what = "training" if end == steps else "the phase"
                 yield (
