@@ -21,6 +21,7 @@ from source_tree import SourceTree, circles  # noqa: E402 (found in `tools`)
 
 #: Core's folders and top-level modules, the lowest floor first. One may import those of lower floors only.
 FLOORS = """
+    plain
     arrays errors last_resort draws installing randomness strict_json patience
     configured disk pictures plugin quantities
     kernels own_files schedule

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
 from importlib.metadata import distribution
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
+
+from hocket.plain import Tree, TreeView
 
 __all__ = ["how_to_install", "origin_of_core", "source_folder"]
 
@@ -39,13 +39,13 @@ def how_to_install(package: str, extra: str = "") -> str:
     return shlex.join(["pip", "install", *options, what])
 
 
-def origin_of_core() -> dict[str, Any]:
+def origin_of_core() -> Tree:
     """Return hocket-core's origin, from pip's `direct_url.json` (PEP 610); empty for an index."""
-    origin: dict[str, Any] = json.loads(distribution(_CORE).read_text("direct_url.json") or "{}")
+    origin: Tree = json.loads(distribution(_CORE).read_text("direct_url.json") or "{}")
     return origin
 
 
-def source_folder(origin: Mapping[str, Any]) -> Path:
+def source_folder(origin: TreeView) -> Path:
     """Return the folder that an origin with `dir_info` names."""
     return Path(url2pathname(urlsplit(origin["url"]).path))
 

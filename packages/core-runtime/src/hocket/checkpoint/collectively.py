@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from hocket.errors import CheckpointError, HocketError, reason
+from hocket.plain import Tree
 from hocket.transport.peer import Peer, gather
 
 __all__ = ["collectively", "of_ranks", "on_rank_0"]
@@ -20,7 +21,7 @@ def collectively(peer: Peer, act: Callable[[], T]) -> list[T]:
         CheckpointError: on every rank, if `act` raised this, OSError or an error that is not Hocket's on any rank;
             names the ranks and the causes.
     """
-    own: dict[str, Any]
+    own: Tree
     cause = None
     try:
         own = {"result": act()}

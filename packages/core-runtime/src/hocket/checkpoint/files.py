@@ -21,6 +21,7 @@ from torch import Tensor
 from hocket.checkpoint.tree import flatten, parts_within, unflatten
 from hocket.disk import write_durably
 from hocket.errors import CheckpointError, DamagedError
+from hocket.plain import Tree, TreeView
 
 __all__ = [
     "StateFile",
@@ -82,7 +83,7 @@ def describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def write_state(path: Path, state: Mapping[str, Any], run: str = "") -> Written:
+def write_state(path: Path, state: TreeView, run: str = "") -> Written:
     """Write nested state into a file durably and check that it reads back; copies one tensor at a time.
 
     Args:
@@ -135,7 +136,7 @@ def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": metadata}
+    header: Tree = {"__metadata__": metadata}
     end = 0
     for name in tensors:
         value = tensors[name]
@@ -195,7 +196,7 @@ class StateFile:
             self._file = safe_open(path, framework="pt")
             metadata = self._file.metadata() or {}
             structure, self.run = json.loads(metadata[_STRUCTURE]), metadata[_RUN]
-            self._sections: dict[str, Any] = dict(structure["dict"])
+            self._sections: Tree = dict(structure["dict"])
         except FileNotFoundError as error:
             raise DamagedError(f"{path} is missing") from error
         except (SafetensorError, OSError, KeyError, ValueError) as error:

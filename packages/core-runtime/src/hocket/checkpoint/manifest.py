@@ -11,6 +11,7 @@ from typing import Any
 
 from hocket.disk import write_durably
 from hocket.errors import CheckpointError, DamagedError, MissingFileError
+from hocket.plain import Tree
 
 __all__ = ["FORMAT", "MANIFEST", "Manifest", "is_own", "rank_file"]
 
@@ -43,7 +44,7 @@ class Manifest:
     ranks: int
     replicas_equal: bool
     optimizer: str
-    strategy: dict[str, Any]
+    strategy: Tree
     versions: dict[str, str]
     files: dict[str, int]
     checksums: dict[str, int]

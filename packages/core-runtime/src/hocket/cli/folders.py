@@ -10,11 +10,10 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -33,6 +32,7 @@ from hocket.own_files import (
     remember,
     remembered,
 )
+from hocket.plain import TreeView
 from hocket.training import CHECKPOINTS, CONFIG, NEXT_CONFIG, NEXT_START, SUMMARY
 from hocket.training.kept_config import changed_keys, differing_keys, read_config, text_of_config
 from hocket.training.results import files_of
@@ -246,9 +246,7 @@ _BUSY = (
 
 
 @contextmanager
-def prepared(
-    folder: Path, run: RunConfig, start: Mapping[str, Any], resume: bool, overwrite: bool
-) -> Iterator[None]:
+def prepared(folder: Path, run: RunConfig, start: TreeView, resume: bool, overwrite: bool) -> Iterator[None]:
     """Keep a folder for a run in a `with` statement.
 
     Until the run trains, its configuration and start stand beside an earlier run's.

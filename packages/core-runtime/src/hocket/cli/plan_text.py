@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hocket.cli.table import format_bytes, format_seconds
 from hocket.collective.api import Ends
 from hocket.config.component import component_name, telling_fields
+from hocket.plain import TreeView
 from hocket.plan.links import WITHIN_A_HOST
 from hocket.plan.models import MATRICES
 from hocket.strategy.exchange import Buffers
@@ -134,7 +135,7 @@ def title(component: object) -> str:
     return _named({"name": component_name(component), **telling_fields(component)})
 
 
-def _named(plain: Mapping[str, Any]) -> str:
+def _named(plain: TreeView) -> str:
     fields = ", ".join(
         f"{key}: {_named(value) if isinstance(value, Mapping) else value}"
         for key, value in plain.items()

@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hocket.compressor.api import footprint_of
 from hocket.configured import Configured
+from hocket.plain import Tree
 from hocket.transport.lane import Lane
 from hocket.transport.network import Cost
 from hocket.transport.request import Request
@@ -136,11 +137,11 @@ class Channel(ABC):
         for lane in self._lanes.values():
             lane.close()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Tree:
         """Return tensors and plain values by name for a resumed run; collective, with no request under way."""
         return {} if self.packing is None else self.packing.state_dict()
 
-    def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:
+    def resume(self, rounds: Mapping[int, int], state: Tree | None) -> None:
         """Number each segment's first round as given, on all ranks alike.
 
         Args:

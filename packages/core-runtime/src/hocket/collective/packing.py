@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.arrays import Array
 from hocket.compressor.api import Compressor, Message, SparseValues, State
 from hocket.compressor.checked import message_of
+from hocket.plain import Tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,7 +151,7 @@ class Packing:
         self.compressor.clear_sent(message, segment.incoming[:numel])
         self.compressor.accumulate(message, 1 / size, segment.incoming)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Tree:
         """Return copies of the states for a resumed run, by the segment's index."""
         return {str(index): state.state_dict() for index, state in self.states.items()}
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hocket import draws
 from hocket.collective.api import Channel, Choices, Collective, CollectiveTraits, Cost, Ends, Outcome
+from hocket.plain import Tree
 from hocket.transport.request import FunctionRequest
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class PairAverageChannel(Channel):
         for averager in self._averagers.values():
             averager.close()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Tree:
         """Return the changes that are in no outcome yet, by segment; collective."""
         import torch
 
@@ -211,6 +212,6 @@ class PairAverageChannel(Channel):
             averager.wait_for_all()
         return state
 
-    def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:
+    def resume(self, rounds: Mapping[int, int], state: Tree | None) -> None:
         for index, copy in self._copies.items():
             copy.reset(0.0 if state is None else state[str(index)].numpy())

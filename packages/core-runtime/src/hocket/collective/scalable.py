@@ -41,6 +41,7 @@ import numpy as np
 
 from hocket.collective.api import Channel, Outcome
 from hocket.compressor.topk import INDEX_BYTES, largest_places
+from hocket.plain import Tree
 from hocket.transport.network import Cost, NetworkModel
 
 if TYPE_CHECKING:
@@ -376,7 +377,7 @@ class ScalableChannel(Channel):
         for way in self._ways.values():
             way.run.close()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Tree:
         return {"messages": super().state_dict(), "cuts": self.cuts_state()}
 
     def cuts_state(self) -> dict[str, list[int]]:
@@ -389,7 +390,7 @@ class ScalableChannel(Channel):
             if str(index) in saved:
                 way.regions.cuts = np.array(saved[str(index)], np.int64)
 
-    def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:
+    def resume(self, rounds: Mapping[int, int], state: Tree | None) -> None:
         if state is not None:
             super().resume(rounds, state["messages"])
             self.load_cuts(state["cuts"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from hocket.comparison.record import Record
 from hocket.config.settings import DESCRIPTIVE
 from hocket.errors import some
+from hocket.plain import Tree, TreeView
 
 __all__ = [
     "MEANING",
@@ -78,7 +79,7 @@ class RunGroup:
     records: Sequence[Record]
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Tree:
         """The runs' shared settings, without those that change no number; `seed` lists all seeds.
 
         `transport` is the one that was used, also if the configuration leaves it open.
@@ -135,9 +136,7 @@ def group_by_seed(records: Sequence[Record]) -> list[RunGroup]:
     return [RunGroup(label, members) for label, members in zip(labels, found.values(), strict=True)]
 
 
-def differing_settings(
-    runs: Sequence[tuple[str, Mapping[str, Any]]], chosen: Sequence[str] = ()
-) -> list[str]:
+def differing_settings(runs: Sequence[tuple[str, TreeView]], chosen: Sequence[str] = ()) -> list[str]:
     """Return a line for each differing setting, but for strategy, seed and settings that change no number.
 
     Of components of different kinds, such as two optimizers, only the settings that all have are compared.
@@ -185,7 +184,7 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(mean, math.sqrt(squares / max(1, len(values) - 1)), len(values))
 
 
-def _settings(record: Record) -> dict[str, Any]:
+def _settings(record: Record) -> Tree:
     settings = {key: value for key, value in record.config.items() if key not in _REPORTING}
     return {**settings, "transport": record.transport or None}
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 import plotly.graph_objects as go
 import yaml
@@ -18,6 +17,7 @@ from hocket.comparison.group import MEANING, Curve, RunGroup, written
 from hocket.comparison.measure import Measure, Target
 from hocket.comparison.paired import difference_table
 from hocket.comparison.record import Record
+from hocket.plain import Tree
 from hocket.session.ranks import flattened
 from hocket.training.history import is_number, metric_names
 
@@ -43,7 +43,7 @@ _RANK_MARKER = {"size": 8, "color": _COLOURS[0]}
 # With so many points or more, lines go without markers.
 _FEW = 60
 _TARGET_LINE = {"color": "#666", "width": 1, "dash": "dot"}
-_HTML: dict[str, Any] = {
+_HTML: Tree = {
     "include_plotlyjs": False,
     "full_html": False,
     "config": {"displaylogo": False, "displayModeBar": False, "responsive": True},

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from hocket.errors import UserError, reason, some, suggest
+from hocket.plain import Tree
 from hocket.training import CONFIG, METRICS, NEXT_CONFIG, SUMMARY, SWEPT_CONFIG, VALID
 from hocket.training.history import Point, Row, is_number, points, read_rows, read_summary
 from hocket.training.kept_config import changed_keys, read_config
@@ -39,9 +39,9 @@ class Record:
 
     folder: Path
     label: str
-    config: dict[str, Any]
+    config: Tree
     rows: Sequence[Row]
-    summary: dict[str, Any] | None
+    summary: Tree | None
 
     @property
     def seconds(self) -> float:
@@ -65,9 +65,9 @@ class Record:
         return name
 
     @property
-    def task(self) -> dict[str, Any]:
+    def task(self) -> Tree:
         """The task's name and fields."""
-        task: dict[str, Any] = self.config["task"]
+        task: Tree = self.config["task"]
         return task
 
     @cached_property

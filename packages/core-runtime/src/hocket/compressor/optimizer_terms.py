@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hocket.errors import AttachError
+from hocket.plain import Tree
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +61,7 @@ def optimizer_terms(optimizer: torch.optim.Optimizer) -> dict[Tensor, OptimizerT
     }
 
 
-def _terms(parameter: Tensor, group: dict[str, Any]) -> OptimizerTerms:
+def _terms(parameter: Tensor, group: Tree) -> OptimizerTerms:
     for name in ("dampening", "maximize"):
         if group[name]:
             raise AttachError(

@@ -14,6 +14,7 @@ from hocket.config.reference import REFERENCE, Reference
 from hocket.config.schema import read_value
 from hocket.configured import allowed_by, optional
 from hocket.errors import ConfigError
+from hocket.plain import Tree, TreeView
 from hocket.plugin import Kind, Registry, default_registry
 from hocket.plugin.kinds import kind_of_hint
 from hocket.quantities import BITS, bits_per_second, seconds, unit_of_key
@@ -101,9 +102,7 @@ def build_record(record: type[T], where: Location, registry: Registry, **given: 
     return construct(record, where, {**read_fields(record, where, registry, given), **given})
 
 
-def read_fields(
-    record: type, where: Location, registry: Registry, skip: Collection[str] = ()
-) -> dict[str, Any]:
+def read_fields(record: type, where: Location, registry: Registry, skip: Collection[str] = ()) -> Tree:
     """Return the checked values of a dataclass's fields that stand in the mapping at a place.
 
     Args:
@@ -126,7 +125,7 @@ def read_fields(
     return values
 
 
-def construct(record: type[T], where: Location, values: Mapping[str, Any]) -> T:
+def construct(record: type[T], where: Location, values: TreeView) -> T:
     """Make a dataclass of checked values, and add the place to an error of its `__post_init__`.
 
     A ValueError whose first word is a field's name is placed at that field.
@@ -174,7 +173,7 @@ def describe(value: Any, registry: Registry | None = None) -> Any:
     return value
 
 
-def telling_fields(component: object) -> dict[str, Any]:
+def telling_fields(component: object) -> Tree:
     """Return a component's numbers, and its other fields that are not at their defaults.
 
     Returns:

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from hocket.errors import ConfigError, suggest
+from hocket.plain import Tree, TreeView
 
 __all__ = ["Document", "Location", "Origin", "Path"]
 
@@ -45,7 +46,7 @@ class Document:
 
     def __init__(self, origin: Origin) -> None:
         """Make an empty document; `origin` answers for what no layer has."""
-        self.tree: dict[str, Any] = {}
+        self.tree: Tree = {}
         self._origins: dict[Path, Origin] = {(): origin}
 
     @property
@@ -53,7 +54,7 @@ class Document:
         """The place of the whole tree."""
         return Location(self, (), self.tree)
 
-    def lay(self, layer: Mapping[str, Any], origin: Origin) -> None:
+    def lay(self, layer: TreeView, origin: Origin) -> None:
         """Lay a mapping of plain values over the tree; a root key with dots is a path, as for `assign`.
 
         Raises:
@@ -156,7 +157,7 @@ class Document:
             for key, below in value.items() if isinstance(value, dict) else enumerate(value):
                 self._forget(below, (*path, key))
 
-    def _named(self, name: str, path: Path, origin: Origin) -> dict[str, Any]:
+    def _named(self, name: str, path: Path, origin: Origin) -> Tree:
         """Return a component given by its name alone as a mapping that can take fields."""
         self._origins[(*path, "name")] = self.origin_of(path)
         self._origins[path] = origin

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from hocket.config.reference import Reference
+from hocket.plain import Tree
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,7 +46,7 @@ def build_optimizers(reference: Reference, model: nn.Module) -> list[Optimizer]:
     ]
 
 
-def build_optimizer(reference: Reference, params: Iterable[Tensor] | Iterable[dict[str, Any]]) -> Optimizer:
+def build_optimizer(reference: Reference, params: Iterable[Tensor] | Iterable[Tree]) -> Optimizer:
     """Build the one optimizer that a config names.
 
     Args:
@@ -73,7 +74,7 @@ def build_optimizer(reference: Reference, params: Iterable[Tensor] | Iterable[di
     return built
 
 
-def complete_arguments(reference: Reference) -> dict[str, Any]:
+def complete_arguments(reference: Reference) -> Tree:
     """Return all keyword arguments of the optimizer, with its defaults, as plain values.
 
     Raises:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hocket.config.document import Document, Location, Origin
 from hocket.errors import suggest
+from hocket.plain import Tree, TreeView
 from hocket.plugin.discovery import cause_of
 from hocket.plugin.kinds import import_object
 
@@ -35,7 +36,7 @@ class Reference:
     """
 
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: TreeView = field(default_factory=dict)
     where: Location = field(default_factory=_nowhere, compare=False, repr=False)
 
     @classmethod
@@ -123,11 +124,11 @@ class Reference:
         """The place of the name: the reference's own if it is a name alone."""
         return self.where.child("name") if isinstance(self.where.value, Mapping) else self.where
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Tree:
         """Return the reference as configuration."""
         return {"name": self.name, **self.arguments}
 
-    def check_arguments(self, called: Any, leave_out: Collection[str]) -> dict[str, Any]:
+    def check_arguments(self, called: Any, leave_out: Collection[str]) -> Tree:
         """Return the arguments as keyword arguments, lists as the tuples that torch wants.
 
         Args:
@@ -155,7 +156,7 @@ class Reference:
             arguments[key] = tuple(value) if isinstance(value, list) else value
         return arguments
 
-    def complete_arguments(self, called: Any, leave_out: Collection[str]) -> dict[str, Any]:
+    def complete_arguments(self, called: Any, leave_out: Collection[str]) -> Tree:
         """Return all keyword arguments that have a value, with the signature's defaults, as plain values.
 
         Args, Raises: as in `check_arguments`.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.config.document import Location
 from hocket.config.reference import Reference
+from hocket.plain import Tree
 from hocket.plugin.discovery import cause_of
 from hocket.plugin.kinds import import_object
 
@@ -65,7 +66,7 @@ def metric_of(reference: Reference) -> str | None:
     return metric
 
 
-def complete_arguments(reference: Reference) -> dict[str, Any]:
+def complete_arguments(reference: Reference) -> Tree:
     """Return all keyword arguments of the scheduler that have a value, with torch's defaults, as plain values.
 
     Raises:

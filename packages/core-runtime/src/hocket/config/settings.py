@@ -11,6 +11,7 @@ from typing import Any
 from hocket.config.reference import Reference
 from hocket.delays import ComputeModel, Delays
 from hocket.loggers import Logger
+from hocket.plain import Tree
 from hocket.transport.hosts import MOST_RANKS
 from hocket.transport.network import NetworkModel
 
@@ -197,7 +198,7 @@ class RunSettings:
     network: NetworkModel = field(default_factory=NetworkModel)
     compute: ComputeModel = field(default_factory=ComputeModel)
     delays: Delays | None = None
-    phases: dict[str, Any] = field(default_factory=dict)
+    phases: Tree = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.name is not None and not self.name.isprintable():

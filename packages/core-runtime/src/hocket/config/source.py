@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hocket.config.document import Document, Origin
 from hocket.config.settings import DEFAULTS, DESCRIPTIVE
 from hocket.errors import ConfigError, shortened
+from hocket.plain import Tree, TreeView
 from hocket.plugin import Registry
 
 __all__ = [
@@ -46,7 +47,7 @@ _TOO_DEEP = f"nested deeper than {_DEEPEST} levels"
 _OF_STRATEGIES = ("strategy", "phases", "recipe", *DESCRIPTIVE)
 
 #: A recipe's name, a YAML file, or a mapping with the content of one.
-Target = str | os.PathLike[str] | Mapping[str, Any]
+Target = str | os.PathLike[str] | TreeView
 
 
 class _YamlLoader(yaml.SafeLoader):
@@ -202,7 +203,7 @@ def _is_file(name: str) -> bool:
     return name.endswith((".yaml", ".yml")) or os.path.isfile(name)
 
 
-def _read(target: Target, registry: Registry) -> tuple[dict[str, Any], Origin]:
+def _read(target: Target, registry: Registry) -> tuple[Tree, Origin]:
     if isinstance(target, DictConfig):
         target = _of_omegaconf(target)
     if isinstance(target, Mapping):
@@ -219,7 +220,7 @@ def _read(target: Target, registry: Registry) -> tuple[dict[str, Any], Origin]:
     return {"name": name, **layer}, origin
 
 
-def _of_omegaconf(config: DictConfig) -> Mapping[str, Any]:
+def _of_omegaconf(config: DictConfig) -> TreeView:
     """Return a config as plain values; interpolations in a part of a larger config refer to that one's keys.
 
     Raises:
@@ -229,11 +230,11 @@ def _of_omegaconf(config: DictConfig) -> Mapping[str, Any]:
         plain: Any = OmegaConf.to_container(config, resolve=config._get_parent() is not None)
     except OmegaConfBaseException as error:
         raise ConfigError(f"mapping: {error.full_key}: {str(error.msg).splitlines()[0]}") from error
-    mapping: Mapping[str, Any] = plain
+    mapping: TreeView = plain
     return mapping
 
 
-def _read_recipe(name: object, asked_by: Origin | None, registry: Registry) -> tuple[dict[str, Any], Origin]:
+def _read_recipe(name: object, asked_by: Origin | None, registry: Registry) -> tuple[Tree, Origin]:
     prefix = f"{asked_by.label}: recipe: " if asked_by else ""
     if not isinstance(name, str):
         raise ConfigError(f"{prefix}got {name!r}; allowed: a recipe's name, or a file's")
@@ -246,7 +247,7 @@ def _read_recipe(name: object, asked_by: Origin | None, registry: Registry) -> t
     return _as_run(_read_yaml(path, f"recipe {name}"), f"recipe {name}")
 
 
-def _read_yaml(path: FilePath, label: str) -> dict[str, Any]:
+def _read_yaml(path: FilePath, label: str) -> Tree:
     if _waits(path):
         raise ConfigError(f"{label}: cannot read the file: it is no regular one")
     try:
@@ -310,7 +311,7 @@ def _check_size(root: yaml.Node | None) -> None:
         size(root, 0)
 
 
-def _as_run(layer: dict[str, Any], label: str) -> tuple[dict[str, Any], Origin]:
+def _as_run(layer: Tree, label: str) -> tuple[Tree, Origin]:
     """Put the slots of a strategy that stands alone, and paths into them, below `strategy`."""
     of_slots = [key for key in layer if key.partition(".")[0] in SLOTS]
     if not of_slots:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hocket.configured import Configured
+from hocket.plain import TreeView
 
 __all__ = ["Log", "Logger", "Row"]
 
 #: Metrics of one step by name, `step` among them: numbers, texts, None, and lists of such.
-Row = Mapping[str, Any]
+Row = TreeView
 
 
 class Log(ABC):
@@ -45,7 +45,7 @@ class Logger(Configured, ABC):
         """
 
     @abstractmethod
-    def open(self, folder: Path, config: Mapping[str, Any], resumed_after: int | None) -> Log:
+    def open(self, folder: Path, config: TreeView, resumed_after: int | None) -> Log:
         """Begin to write.
 
         Args:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import ClassVar, TextIO
 
 from hocket.disk import naming, write_text
 from hocket.loggers.api import Log, Logger, Row
 from hocket.own_files import set_aside
+from hocket.plain import Tree, TreeView
 from hocket.strict_json import dumps, loads, without_nan
 
 __all__ = ["Csv", "JsonLines", "read_lines"]
@@ -26,7 +26,7 @@ class JsonLines(Logger):
 
     files: ClassVar = ("metrics.jsonl",)
 
-    def open(self, folder: Path, config: Mapping[str, Any], resumed_after: int | None) -> Log:
+    def open(self, folder: Path, config: TreeView, resumed_after: int | None) -> Log:
         return _JsonLog(folder / "metrics.jsonl", resumed_after)
 
 
@@ -91,7 +91,7 @@ class Csv(Logger):
 
     files: ClassVar = ("metrics.csv",)
 
-    def open(self, folder: Path, config: Mapping[str, Any], resumed_after: int | None) -> Log:
+    def open(self, folder: Path, config: TreeView, resumed_after: int | None) -> Log:
         return _CsvLog(folder / "metrics.csv", resumed_after)
 
 
@@ -99,7 +99,7 @@ class _CsvLog(Log):
     def __init__(self, path: Path, resumed_after: int | None) -> None:
         self._path = path
         self._columns: list[str] = []
-        kept: list[dict[str, Any]] = []
+        kept: list[Tree] = []
         if resumed_after is not None and path.exists():
             rows, damaged = self._sound_rows()
             kept = [row for row in rows if int(row["step"]) <= resumed_after]
@@ -124,7 +124,7 @@ class _CsvLog(Log):
         with naming(self._path):
             self._file.close()
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Tree]:
         """Return the rows that this log has written."""
         with self._path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -132,7 +132,7 @@ class _CsvLog(Log):
             self._columns = list(reader.fieldnames or [])
         return rows
 
-    def _sound_rows(self) -> tuple[list[dict[str, Any]], int]:
+    def _sound_rows(self) -> tuple[list[Tree], int]:
         """Return the rows of an interrupted run, and the number of damaged lines, which are left out."""
         lines = self._path.read_bytes().decode(errors="replace").splitlines(keepends=True)
         [names, *_] = [*_cells(lines[0]), []] if lines else [[]]
@@ -149,7 +149,7 @@ class _CsvLog(Log):
                 damaged += line.endswith("\n")
         return rows, damaged
 
-    def _begin(self, rows: list[dict[str, Any]]) -> TextIO:
+    def _begin(self, rows: list[Tree]) -> TextIO:
         """Write the file anew with these rows under the columns that are known, and leave it open."""
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._columns)

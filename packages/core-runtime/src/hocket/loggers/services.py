@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.loggers.api import Log, Logger, Row
 from hocket.own_files import set_aside
+from hocket.plain import Tree, TreeView
 
 __all__ = ["TensorBoard", "Wandb", "WandbMode"]
 
@@ -53,7 +53,7 @@ class TensorBoard(Logger):
     def check(self) -> None:
         _require("tensorboard")
 
-    def open(self, folder: Path, config: Mapping[str, Any], resumed_after: int | None) -> Log:
+    def open(self, folder: Path, config: TreeView, resumed_after: int | None) -> Log:
         place = folder / "tensorboard"
         with naming(place):
             place.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ class Wandb(Logger):
                     "logger wandb: there is no API key: call `wandb login`, or write {name: wandb, mode: offline}"
                 )
 
-    def open(self, folder: Path, config: Mapping[str, Any], resumed_after: int | None) -> Log:
+    def open(self, folder: Path, config: TreeView, resumed_after: int | None) -> Log:
         import wandb
 
         note = folder / "wandb.json"
@@ -161,7 +161,7 @@ class Wandb(Logger):
         return _WandbLog(run, note, noted.get("step", -1))
 
 
-def _read_note(note: Path) -> dict[str, Any]:
+def _read_note(note: Path) -> Tree:
     """Return the service's run to continue, and its last step; nothing if the note is damaged."""
     try:
         noted = json.loads(note.read_bytes())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ReplacedError
+from hocket.plain import Tree, TreeView
 from hocket.segment.partition import Model, ParameterSpan, named_spans, partition
 from hocket.segment.segment import allocate, view_of
 from hocket.transport.peer import Peer
@@ -243,15 +244,15 @@ class ParameterStorage:
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
-def _identities(held: Iterable[Mapping[str, Any]]) -> list[int]:
+def _identities(held: Iterable[TreeView]) -> list[int]:
     return list(map(id, chain.from_iterable(map(dict.values, held))))  # type: ignore[arg-type]
 
 
-def _entries(held: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _entries(held: Mapping[str, TreeView]) -> Tree:
     return {f"{path}.{key}".lstrip("."): value for path, of in held.items() for key, value in of.items()}
 
 
-def _differing(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[tuple[str, Any, Any]]:
+def _differing(then: TreeView, now: TreeView) -> Iterable[tuple[str, Any, Any]]:
     for name in {**then, **now}:
         if then.get(name) is not now.get(name):
             yield name, then.get(name), now.get(name)

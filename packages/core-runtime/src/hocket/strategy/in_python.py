@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +9,14 @@ from hocket.collective.api import Collective
 from hocket.compressor.api import Compressor
 from hocket.config.component import build_component, build_record, describe
 from hocket.config.document import Document, Location, Origin
+from hocket.plain import TreeView
 from hocket.plugin import Kind, default_registry
 from hocket.strategy.exchange import Exchange
 
 __all__ = ["chain", "exchange"]
 
 #: A component as a config writes it.
-Written = str | Mapping[str, Any]
+Written = str | TreeView
 
 
 def exchange(collective: Collective | Written, **choices: Any) -> Exchange:

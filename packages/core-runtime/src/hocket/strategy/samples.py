@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hocket.configured import Configured
+from hocket.plain import Tree
 
 if TYPE_CHECKING:
     from hocket.transport.peer import Peer
@@ -35,7 +36,7 @@ class SampleStream(ABC):
         raise TypeError(f"{type(self).__name__} does not know how many batches an epoch has")
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Tree:
         """Return the state for a resumed run, tensors and plain values by name.
 
         Saved after an epoch's last batch, it is that epoch's end: a stream that is resumed there yields no batch at
@@ -43,7 +44,7 @@ class SampleStream(ABC):
         """
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Tree) -> None:
         """Continue from a result of `state_dict` on this rank, with a new loader and before the first epoch."""
 
     def close(self) -> None:  # noqa: B027 (nothing to give back where nothing is sent)

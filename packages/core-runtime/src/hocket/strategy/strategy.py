@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hocket.config.component import describe
 from hocket.errors import CompositionError
+from hocket.plain import Tree
 from hocket.strategy.equality import check_contributions, replicas_stay_equal
 from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Exchange
 from hocket.strategy.samples import SampleShuffle
@@ -122,13 +123,13 @@ class Strategy:
         except ValueError as error:
             raise CompositionError(str(error)) from error
 
-    def resolved(self, registry: Registry | None = None) -> dict[str, Any]:
+    def resolved(self, registry: Registry | None = None) -> Tree:
         """Return the strategy as plain, complete configuration, of which `compose` makes an equal strategy.
 
         Args:
             registry: knows the components' names; the process's by default.
         """
-        plain: dict[str, Any] = describe(replace(self, phases=()), registry)
+        plain: Tree = describe(replace(self, phases=()), registry)
         slots = (phase.strategy.resolved(registry) for phase in self.phases)
         plain["phases"] = {
             str(phase.step): {slot: described[slot] for slot in ("gradients", "parameters")}

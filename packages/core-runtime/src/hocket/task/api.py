@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sized
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from hocket.configured import Configured
 from hocket.errors import ConfigError
+from hocket.plain import TreeView
 
 __all__ = ["Task", "TaskData"]
 
@@ -91,7 +92,7 @@ class Task(Configured, ABC):
         """
         return {}
 
-    def torchmetrics(self) -> Mapping[str, Any]:
+    def torchmetrics(self) -> TreeView:
         """Return metrics other than means over samples: torchmetrics objects by name, or a MetricCollection.
 
         Each evaluation takes copies of them, which see the outputs and targets of all ranks.

@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from hocket import draws
 from hocket.errors import UserError
+from hocket.plain import Tree
 from hocket.session.data.loader import LoaderReading, reading_in_force
 from hocket.task.indices import (
     Alone,
@@ -173,7 +174,7 @@ class _Lists(Sampler[list[Any]]):
 class _IndexedLoader(Loader):
     """The batches of a map-style dataset."""
 
-    def __init__(self, dataset: Dataset[Any], indices: Indices, seed: int, options: dict[str, Any]) -> None:
+    def __init__(self, dataset: Dataset[Any], indices: Indices, seed: int, options: Tree) -> None:
         self._indices, self._lists = indices, _Lists()
         if isinstance(dataset, BatchedSamples) and "collate_fn" not in options:
             super().__init__(dataset, seed, sampler=self._lists, batch_size=None, **options)
@@ -215,7 +216,7 @@ class _IndexedLoader(Loader):
 class _PlacedLoader(_IndexedLoader):
     """One that reads in the calling thread, so that it can begin in the middle of an epoch."""
 
-    def __init__(self, dataset: Dataset[Any], indices: Indices, seed: int, options: dict[str, Any]) -> None:
+    def __init__(self, dataset: Dataset[Any], indices: Indices, seed: int, options: Tree) -> None:
         self._epoch = self._position = 0
         self._continued: Mapping[str, int] | None = None
         super().__init__(dataset, indices, seed, options)
@@ -251,7 +252,7 @@ class _StreamLoader(Loader):
         seed: int,
         drop_last: bool,
         split: Split,
-        options: dict[str, Any],
+        options: Tree,
     ) -> None:
         self._samples_per_batch = batch_size
         if batch_size is not None:

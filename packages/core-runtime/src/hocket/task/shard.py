@@ -8,14 +8,14 @@ reads a contiguous share of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from hocket import draws
+from hocket.plain import TreeView
 
 __all__ = ["ShardSampler", "share"]
 
@@ -120,7 +120,7 @@ class ShardSampler(Sampler[list[int]]):
         """
         return {"epoch": self._epoch, "position": self._position}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: TreeView) -> None:
         """Make the next iteration continue after the last batch that was yielded before `state_dict`.
 
         Args:

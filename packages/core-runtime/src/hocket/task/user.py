@@ -8,7 +8,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hocket.errors import ConfigError, suggest
+from hocket.plain import Tree, TreeView
 from hocket.plugin.discovery import cause_of
 from hocket.task.api import Task
 
@@ -34,7 +35,7 @@ _KEY = "task.name"
 _INSTALLED_FOLDERS = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
-def load_user_task(name: str, fields: Mapping[str, Any] | None = None) -> Task:
+def load_user_task(name: str, fields: TreeView | None = None) -> Task:
     """Import a module, looked for in the current directory first, and return the task that it holds.
 
     The current directory stays first in `sys.path`, so that the task can import its neighbours later.
@@ -64,7 +65,7 @@ def load_user_task(name: str, fields: Mapping[str, Any] | None = None) -> Task:
     return result
 
 
-def complete_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def complete_fields(name: str, fields: TreeView) -> Tree:
     """Return all fields of a user's task, with those given and the others' defaults; it is not made.
 
     Args:
@@ -157,7 +158,7 @@ def _import(module_name: str, key: str) -> ModuleType:
         raise ConfigError(f"{key}: cannot import module {module_name!r}: {_locate(error)}") from error
 
 
-def _construct(task_class: type[Task], name: str, fields: Mapping[str, Any]) -> Task:
+def _construct(task_class: type[Task], name: str, fields: TreeView) -> Task:
     if inspect.isabstract(task_class):
         missing = ", ".join(sorted(task_class.__abstractmethods__))
         raise ConfigError(f"task.name: {name} does not define {missing}, which every Task must")
@@ -180,7 +181,7 @@ def _fields(task_class: type) -> list[str]:
     return [field.name for field in dataclass_fields(task_class) if field.init]
 
 
-def _merged(task_class: type, name: str, fields: Mapping[str, Any]) -> Any:
+def _merged(task_class: type, name: str, fields: TreeView) -> Any:
     """Return a task's fields as OmegaConf has them, those given laid over the defaults."""
     allowed = _fields(task_class)
     for key in fields:

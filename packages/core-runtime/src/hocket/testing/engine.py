@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import hocket
+from hocket.plain import Tree
 from hocket.session.api import StepResult, TrainStep
 from hocket.session.engine import ReplicaEngine
 from hocket.session.replica_session import ReplicaSession
@@ -176,7 +177,7 @@ class EngineConformance:
 
     def test_an_output_may_be_of_several_tensors(self, engine: ReplicaEngine) -> None:
         def rank_body(session: Session, train_step: TrainStep) -> None:
-            def loss(output: dict[str, Any], target: Tensor) -> Tensor:
+            def loss(output: Tree, target: Tensor) -> Tensor:
                 hidden: Tensor = output["hidden"][0].square().mean()
                 return cross_entropy(output["logits"], target) + hidden
 
@@ -207,7 +208,7 @@ class _Dictionary(nn.Module):
         self.first = nn.Linear(6, 5)
         self.second = nn.Linear(5, 3)
 
-    def forward(self, inputs: Tensor) -> dict[str, Any]:
+    def forward(self, inputs: Tensor) -> Tree:
         hidden = torch.tanh(self.first(inputs))
         return {"logits": self.second(hidden), "hidden": (hidden,)}
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from hocket.plain import Tree
 from hocket.transport.faults import Faults
 from hocket.transport.peer import Peer
 
 __all__ = ["carry_out_with_faults"]
 
 
-def carry_out_with_faults(peer: Peer, faults: dict[str, Any], module: str, name: str, *args: Any) -> Any:
+def carry_out_with_faults(peer: Peer, faults: Tree, module: str, name: str, *args: Any) -> Any:
     """Return the result of the function `name` of `module` for `peer` with faults.
 
     Args:

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
+from hocket.plain import Tree
 from hocket.training.startup import defer_dynamo
 from hocket.transport.job_folder import job_folder, shared_job_folder
 from hocket.transport.mpiexec import find_mpiexec
@@ -132,7 +133,7 @@ def _serve(peer: Peer) -> None:
             print(json.dumps(results), flush=True)
 
 
-def _carry_out(peer: Peer, module: str, name: str, args: list[Any]) -> dict[str, Any]:
+def _carry_out(peer: Peer, module: str, name: str, args: list[Any]) -> Tree:
     try:
         return {"result": getattr(importlib.import_module(module), name)(peer, *args)}
     except Exception:

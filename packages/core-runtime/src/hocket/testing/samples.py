@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 import hocket
+from hocket.plain import Tree
 from hocket.strategy.samples import SampleShuffle, SampleStream
 
 __all__ = ["SamplesConformance"]
@@ -131,7 +132,7 @@ class SamplesConformance:
     def _check_resumption(self, exchange: SampleShuffle, counts: tuple[int, ...], done: int, k: int) -> None:
         """Save after `done` epochs and k batches, or all that a rank has, and compare the batches that follow."""
 
-        def whole(stream: SampleStream) -> tuple[dict[str, Any], list[list[Any]]]:
+        def whole(stream: SampleStream) -> tuple[Tree, list[list[Any]]]:
             for _ in range(done):
                 list(stream)
             batches = iter(stream)
@@ -379,7 +380,7 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _saved(state: dict[str, Any]) -> dict[str, Any]:
+def _saved(state: Tree) -> Tree:
     """Return a state as a checkpoint gives it back: plain values through JSON, tensors in memory of their own."""
     assert all(isinstance(name, str) for name in state)
     tensors = {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}

@@ -19,15 +19,15 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from hocket.plain import Tree
 from hocket.trace.clock import to_rank_0
 from hocket.trace.record import ON_TRAINING_THREAD, OPERATIONS, Recording, Span, SpanKind
 
 __all__ = ["perfetto_trace"]
 
 #: An event as Chrome's tracing format has it.
-Event = dict[str, Any]
+Event = Tree
 
 
 # Threads need numbers that differ across processes, too, and 0 is the idle thread of an operating system.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hocket.loggers import read_lines
+from hocket.plain import Tree, TreeView
 from hocket.strict_json import loads
 from hocket.training import VALID
 
@@ -16,7 +16,7 @@ __all__ = ["Point", "Row", "is_number", "metric_names", "points", "read_rows", "
 _log = logging.getLogger("hocket")
 
 #: A line of `metrics.jsonl`.
-Row = Mapping[str, Any]
+Row = TreeView
 
 #: A row and a number in it.
 Point = tuple[Row, float]
@@ -38,7 +38,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def read_summary(path: Path) -> dict[str, Any]:
+def read_summary(path: Path) -> Tree:
     """Return a run's summary.
 
     Raises:

@@ -10,6 +10,7 @@ import yaml
 
 from hocket.errors import ConfigError, reason
 from hocket.own_files import remembered
+from hocket.plain import Tree, TreeView
 
 __all__ = ["changed_keys", "differing_keys", "read_config", "text_of_config"]
 
@@ -26,12 +27,12 @@ _NEEDED: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-def text_of_config(config: Mapping[str, Any]) -> str:
+def text_of_config(config: TreeView) -> str:
     """Return a run's complete configuration as YAML, whose last line marks it as complete."""
     return yaml.safe_dump(dict(config), sort_keys=False, explicit_end=True)
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> Tree:
     """Return a run's complete configuration.
 
     Raises:
@@ -59,7 +60,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def changed_keys(path: Path, config: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+def changed_keys(path: Path, config: TreeView) -> list[tuple[str, Any, Any]]:
     """Return the keys in which a run's configuration is not as Hocket wrote it, with both values.
 
     Args:
@@ -73,9 +74,7 @@ def changed_keys(path: Path, config: Mapping[str, Any]) -> list[tuple[str, Any, 
     return min((differing_keys(each, config, [*{**each, **config}]) for each in written), key=len)
 
 
-def differing_keys(
-    earlier: Mapping[str, Any], later: Mapping[str, Any], keys: Sequence[str]
-) -> list[tuple[str, Any, Any]]:
+def differing_keys(earlier: TreeView, later: TreeView, keys: Sequence[str]) -> list[tuple[str, Any, Any]]:
     """Return the keys below `keys` in which two configurations differ, with both values."""
     from hocket.session.ranks import flattened
 

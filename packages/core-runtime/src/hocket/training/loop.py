@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Sized
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from hocket.config.optimizer import build_optimizer, build_optimizers
 from hocket.config.settings import OnNonfinite
 from hocket.disk import naming
 from hocket.errors import NonFiniteError
+from hocket.plain import Tree, TreeView
 from hocket.session.api import Loss
 from hocket.session.attach import attach
 from hocket.session.data.batch import num_samples, parts_of
@@ -114,7 +115,7 @@ def train(
         return summary
 
 
-def refuse_nothing_learned(summary: Mapping[str, Any], peer: Peer) -> None:
+def refuse_nothing_learned(summary: TreeView, peer: Peer) -> None:
     """Refuse a run whose every step was skipped, once rank 0 has written its results; collective.
 
     Raises:
@@ -166,7 +167,7 @@ class _Run:
         self._done_in_epoch = 0
         self._since_row = SinceRow()
         self._time = TrainingTime(session)
-        self._last_row: dict[str, Any] = {}
+        self._last_row: Tree = {}
         self._warned_of_divergence = False
         if resume:
             self._resume()
@@ -286,7 +287,7 @@ class _Run:
             "last_row": self._last_row,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Tree) -> None:
         self._done_in_epoch = state["done_in_epoch"]
         self._since_row = SinceRow(**state["since_row"])
         self._schedules.load_state_dict(state["schedules"])
@@ -312,7 +313,7 @@ class _Run:
         if self._observer:
             self._observer.row(row)
 
-    def _warn_of_divergence(self, row: Mapping[str, Any]) -> None:
+    def _warn_of_divergence(self, row: TreeView) -> None:
         """Warn once if the training loss is NaN or infinite: without an exchange nothing else checks it."""
         diverges = not math.isfinite(row[TRAIN_LOSS]) and self._run.on_nonfinite is OnNonfinite.ERROR
         if diverges and not self._warned_of_divergence and self._session.is_main:

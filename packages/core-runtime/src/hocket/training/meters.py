@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from hocket.errors import ConfigError
+from hocket.plain import Tree
 from hocket.task import Task
 
 __all__ = ["Meter", "Value", "meters_of", "value_of"]
 
 #: The value of a metric: a number, or several in lists and mappings.
-Value = float | list[Any] | dict[str, Any]
+Value = float | list[Any] | Tree
 
 #: Returns every rank's tensor, by rank.
 Gather = Callable[[Tensor], list[Tensor]]

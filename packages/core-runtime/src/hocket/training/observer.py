@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
 
+from hocket.plain import Tree, TreeView
 from hocket.training import VALID
 from hocket.training.history import is_number
 
@@ -29,9 +28,9 @@ class Lines:
     def __init__(self, steps: int, *, verbose: bool = False) -> None:
         self._steps = steps
         self._verbose = verbose
-        self._before: dict[str, Any] = {}
+        self._before: Tree = {}
 
-    def row(self, row: dict[str, Any]) -> None:
+    def row(self, row: Tree) -> None:
         """Show a row of metrics."""
         more = _costs(row, self._before) if self._verbose else ""
         print(f"{_text(row, self._steps)}{more}", flush=True)
@@ -65,7 +64,7 @@ class ProgressBar:
         self._task = self._progress.add_task("", total=steps, completed=done, speed="")
         self._progress.start()
 
-    def row(self, row: dict[str, Any]) -> None:
+    def row(self, row: Tree) -> None:
         """Show a row of metrics; rows with a validation stay on the screen."""
         if row.get("valid_loss") is not None:
             self._progress.console.print(_text(row, self._steps))
@@ -93,14 +92,14 @@ def observer_for(display: Display, done: int, steps: int) -> Lines | ProgressBar
     )
 
 
-def _text(row: dict[str, Any], steps: int) -> str:
+def _text(row: Tree, steps: int) -> str:
     text = f"epoch {row['epoch']}  step {row['step']}/{steps}  training loss {row['train_loss']:.4f}"
     if row.get("valid_loss") is not None:
         text += f"  validation {text_of_metrics(row)}"
     return f"{text}  ({row['seconds']:.1f} s)"
 
 
-def _costs(row: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+def _costs(row: TreeView, before: TreeView) -> str:
     """Return steps per second, bytes per step and the share of waiting since the row before, as text."""
     steps, seconds, sent = (row[key] - before.get(key, 0) for key in ("step", "seconds", "bytes_sent"))
     texts = [f"{steps / seconds:.3g} steps/s"] if seconds > 0 else []
@@ -109,7 +108,7 @@ def _costs(row: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     return f"  {', '.join(texts)}"
 
 
-def text_of_metrics(values: Mapping[str, Any]) -> str:
+def text_of_metrics(values: TreeView) -> str:
     """Return the loss and the metrics on held-out samples that are numbers, as text."""
     found = {
         name.removeprefix(VALID).replace("_", " "): value

@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from hocket.disk import write_text
 from hocket.installing import origin_of_core, source_folder
 from hocket.own_files import set_aside
+from hocket.plain import Tree, TreeView
 from hocket.plugin.discovery import CORE, installed
 from hocket.plugin.markers import PROJECT
 from hocket.strict_json import dumps
@@ -48,7 +48,7 @@ _GIT_TIMEOUT_S = 10.0
 _LARGEST_BYTES = 1 << 20
 
 
-def describe_start() -> dict[str, Any]:
+def describe_start() -> Tree:
     """Return the command, time, working directory, git commit and versions of this start.
 
     `git` is None outside of a repository; its `dirty` says whether tracked files differ from the commit. `hocket` is
@@ -66,7 +66,7 @@ def describe_start() -> dict[str, Any]:
     }
 
 
-def add_start(folder: Path, start: Mapping[str, Any], *, anew: bool = False) -> None:
+def add_start(folder: Path, start: TreeView, *, anew: bool = False) -> None:
     """Append a start to a folder's `run.json`, the list of all starts.
 
     Args:
@@ -89,7 +89,7 @@ def ranks_by_host(host_names: Sequence[str]) -> dict[str, str]:
     }
 
 
-def keep_user_modules(config: Mapping[str, Any], folder: Path, *, resumed: bool = False) -> list[str]:
+def keep_user_modules(config: TreeView, folder: Path, *, resumed: bool = False) -> list[str]:
     """Copy a run's own modules to a folder's `source`, and return the copies' paths within the folder.
 
     The copies can be run: `cd FOLDER/source; hocket run ../config.yaml`. Modules that the task imports are copied, too;
@@ -136,7 +136,7 @@ def _in_the_way(target: Path, module: Path, own: Collection[Path]) -> bool:
     return _read(target) != _read(module)
 
 
-def imported_versions(config: Mapping[str, Any]) -> dict[str, str]:
+def imported_versions(config: TreeView) -> dict[str, str]:
     """Return the versions of the installed packages that the user's own modules import, by package.
 
     Args:
@@ -153,7 +153,7 @@ def imported_versions(config: Mapping[str, Any]) -> dict[str, str]:
     return {package: version(package) for name in sorted(names) for package in packages.get(name, ())}
 
 
-def changed_modules(config: Mapping[str, Any], folder: Path) -> list[str]:
+def changed_modules(config: TreeView, folder: Path) -> list[str]:
     """Return the user's own modules that have changed since a folder's run was last started.
 
     Args:
@@ -175,7 +175,7 @@ def changed_modules(config: Mapping[str, Any], folder: Path) -> list[str]:
     return changed
 
 
-def module_contents(config: Mapping[str, Any]) -> dict[Path, bytes]:
+def module_contents(config: TreeView) -> dict[Path, bytes]:
     """Return the present contents of the user's own modules that a run would copy, by path.
 
     Args:
@@ -199,7 +199,7 @@ def kept_modules(folder: Path) -> dict[str, set[bytes]]:
     return found
 
 
-def _user_modules(config: Mapping[str, Any]) -> dict[Path, Path]:
+def _user_modules(config: TreeView) -> dict[Path, Path]:
     """Return the files of the user's own modules, by their path below a folder of modules.
 
     They are the modules that a configuration names, and those imported from the working directory or from the folders
@@ -219,7 +219,7 @@ def _user_modules(config: Mapping[str, Any]) -> dict[Path, Path]:
     return found
 
 
-def _named(config: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+def _named(config: TreeView) -> Iterator[tuple[str, Path]]:
     """Yield the user's own modules that a configuration names, and their files."""
     from hocket.session.ranks import flattened
     from hocket.task.user import user_file
@@ -231,7 +231,7 @@ def _named(config: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
             yield module, found
 
 
-def _roots(config: Mapping[str, Any]) -> list[Path]:
+def _roots(config: TreeView) -> list[Path]:
     """Return the folders that the modules which a configuration names were found in."""
     return [found.parents[len(_path_of(module, found).parts) - 1] for module, found in _named(config)]
 
@@ -241,7 +241,7 @@ def _path_of(module: str, file: Path) -> Path:
     return path / file.name if file.stem == "__init__" else path.with_suffix(file.suffix)
 
 
-def _starts(folder: Path) -> list[dict[str, Any]]:
+def _starts(folder: Path) -> list[Tree]:
     """Return the starts in a folder's `run.json`; none if that is missing or damaged."""
     try:
         found = json.loads((folder / STARTS).read_bytes())
@@ -266,7 +266,7 @@ def _read(file: Path) -> bytes | None:
         return None
 
 
-def _source_of(start: Mapping[str, Any]) -> str:
+def _source_of(start: TreeView) -> str:
     return next((Path(kept).parts[0] for kept in start.get("sources", ())), SOURCE)
 
 
@@ -274,7 +274,7 @@ def _below_source(kept: str) -> Path:
     return Path(*Path(kept).parts[1:])
 
 
-def _git_of_hocket() -> dict[str, Any] | None:
+def _git_of_hocket() -> Tree | None:
     try:
         origin = origin_of_core()
     except PackageNotFoundError:
@@ -286,7 +286,7 @@ def _git_of_hocket() -> dict[str, Any] | None:
     return None
 
 
-def _git(folder: str) -> dict[str, Any] | None:
+def _git(folder: str) -> Tree | None:
     commit = _git_says("-C", folder, "rev-parse", "HEAD")
     if not commit:
         return None

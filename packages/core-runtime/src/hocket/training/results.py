@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -14,6 +13,7 @@ from hocket.checkpoint.folder import keep_newest
 from hocket.disk import naming
 from hocket.loggers import JsonLines, Log, Logger
 from hocket.own_files import claim, foreign, remember
+from hocket.plain import Tree, TreeView
 from hocket.training import (
     CHECKPOINTS,
     CONFIG,
@@ -105,7 +105,7 @@ class Results:
         if self._resumed_after is None:
             keep_newest(folder / CHECKPOINTS, 0, _EARLIER)
 
-    def _write_start(self, config: Mapping[str, Any]) -> None:
+    def _write_start(self, config: TreeView) -> None:
         path = self._folder / NEXT_START
         if not path.exists():
             return
@@ -116,7 +116,7 @@ class Results:
         add_start(self._folder, start, anew=self._resumed_after is None)
         path.unlink()
 
-    def write(self, row: dict[str, Any]) -> None:
+    def write(self, row: Tree) -> None:
         """Add a row of metrics."""
         assert self._logs is not None, "the results have not begun"
         for log in self._logs:

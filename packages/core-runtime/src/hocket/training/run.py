@@ -15,6 +15,7 @@ from hocket.config.reference import Reference
 from hocket.config.settings import ROOT_KEYS, RunSettings
 from hocket.config.source import SLOTS, Target, load_document
 from hocket.errors import CompositionError, ConfigError, HocketError, some
+from hocket.plain import Tree, TreeView
 from hocket.plugin import Kind, Registry, default_registry
 from hocket.strategy.compose import build_strategy
 from hocket.strategy.scope import Placement
@@ -137,7 +138,7 @@ def build_task(run: RunConfig, registry: Registry | None = None) -> Task:
     return own
 
 
-def _of_user(ask: Callable[[str, Mapping[str, Any]], Any], task: Reference) -> Any:
+def _of_user(ask: Callable[[str, TreeView], Any], task: Reference) -> Any:
     """Call something of a user's task; an error in it names its source."""
     try:
         return ask(task.name, task.arguments)
@@ -161,7 +162,7 @@ def build_engine(run: RunConfig, registry: Registry | None = None) -> Engine:
     return engine
 
 
-def resolved(run: RunConfig, registry: Registry | None = None) -> dict[str, Any]:
+def resolved(run: RunConfig, registry: Registry | None = None) -> Tree:
     """Return a run as plain, complete configuration, for `config.yaml` and to compare ranks; imports torch.
 
     `load_run` of it gives the same run, even if the recipe that it was based on changes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from hocket.config.reference import Reference
 from hocket.config.scheduler import build_scheduler, metric_of
 from hocket.errors import suggest
+from hocket.plain import Tree, TreeView
 from hocket.training import TRAIN_LOSS, VALID
 from hocket.training.history import is_number
 
@@ -45,7 +46,7 @@ class Schedules:
             for scheduler in schedulers if metric is None else ():
                 scheduler.step()
 
-    def after_row(self, row: Mapping[str, Any]) -> None:
+    def after_row(self, row: TreeView) -> None:
         """Step schedulers by a row of metrics, whose losses and metrics are the same on all ranks.
 
         Raises:
@@ -83,11 +84,11 @@ class Schedules:
                         text = f"{type(error).__name__}: {error}"
                         raise reference.where.error(f"{reference.name} cannot step: {text}") from error
 
-    def state_dict(self) -> list[list[dict[str, Any]]]:
+    def state_dict(self) -> list[list[Tree]]:
         """Return every scheduler's state."""
         return [[scheduler.state_dict() for scheduler in schedulers] for schedulers in self._built]
 
-    def load_state_dict(self, state: Sequence[Sequence[dict[str, Any]]]) -> None:
+    def load_state_dict(self, state: Sequence[Sequence[Tree]]) -> None:
         """Go on from what `state_dict` returned."""
         for schedulers, saved in zip(self._built, state, strict=True):
             for scheduler, own in zip(schedulers, saved, strict=True):

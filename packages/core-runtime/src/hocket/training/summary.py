@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hocket.plain import TreeView
 from hocket.training import TRAIN_LOSS, VALID
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def summary_of(
     run: RunConfig,
     session: Session,
     time: TrainingTime,
-    row: Mapping[str, Any],
+    row: TreeView,
     evaluate_replica: Callable[[], Mapping[str, Value]],
 ) -> dict[str, object]:
     """Return the numbers of a whole run; collective.

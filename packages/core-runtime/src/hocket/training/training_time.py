@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hocket.plain import Tree
 
 if TYPE_CHECKING:
     from hocket.session.session import Session
@@ -66,7 +68,7 @@ class TrainingTime:
         """Return the counted seconds."""
         return vars(self._read())
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Tree) -> None:
         """Continue from a `state_dict`, paused."""
         self._counted, self._since = _Reading(**state), None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from hocket.arrays import Array
 from hocket.collective.api import Channel, Outcome
 from hocket.config.source import load_document
+from hocket.plain import Tree, TreeView
 from hocket.plugin import default_registry
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.segment.partition import Model, ParameterSpan, named_spans, partition
@@ -65,7 +66,7 @@ class Case:
     """
 
     slot: str
-    exchange: Mapping[str, Any]
+    exchange: TreeView
     shapes: Sequence[Shape]
     rounds: int
     seed: int = 0
@@ -74,17 +75,17 @@ class Case:
     resumed_at: int | None = None
     lateness_s: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Tree:
         """Return plain values."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Case:
+    def from_json(cls, plain: TreeView) -> Case:
         """Return the case that `to_json` was called on."""
         return cls(**{**plain, "shapes": [Shape(**shape) for shape in plain["shapes"]]})
 
 
-def exchange_rounds(peer: Peer, plain: Mapping[str, Any]) -> list[list[str]]:
+def exchange_rounds(peer: Peer, plain: TreeView) -> list[list[str]]:
     """Carry out a case, given as of `Case.to_json`.
 
     Returns:
@@ -132,7 +133,7 @@ def sample(values: Array) -> Array:
     return values[..., :: 1 + values.shape[-1] // _MOST_REPORTED]
 
 
-def time_round(peer: Peer, plain: Mapping[str, Any]) -> float:
+def time_round(peer: Peer, plain: TreeView) -> float:
     """Return the seconds that a case's first segment takes if all ranks start it together."""
     case = Case.from_json(plain)
     exchange = _composed(case.slot, json.dumps(case.exchange))
