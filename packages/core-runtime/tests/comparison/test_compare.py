@@ -164,7 +164,7 @@ def test_an_interrupted_run_is_told_apart(runs: Path, hocket: Hocket, tmp_path: 
     ended = hocket("compare", *(str(tmp_path / str(seed)) for seed in range(3)))
     step = rows_of(runs / "sgd-1")[0]["step"]
     assert ended.err.startswith(
-        f"hocket: {tmp_path / '1'} has not ended: its numbers are those until step {step}"
+        f"hocket: {tmp_path / '1'} has not ended: its numbers go up to step {step}; if"
     )
     assert ended.err.endswith("begin it anew\n")
     assert list(table(ended.out)) == ["sgd (2 seeds)", f"1 (until step {step})"]
