@@ -130,14 +130,14 @@ def _floats(address: int, numel: int, dtype: Any) -> Any:
 
 def torch_copy() -> Replacement:
     """Gradients copied by torch, and a pass of its own that looks for NaN and Inf."""
-    from hocket.session.exchange.active import segment_state
+    from hocket.session.exchange import segment_state
 
     return replaced(segment_state, _SMALLEST_STREAM=_NEVER)
 
 
 def torch_merge() -> Replacement:
     """A delayed exchange merged by torch's passes, one for each operation."""
-    from hocket.session.exchange.active import parameters
+    from hocket.session.exchange import parameters
 
     return replaced(parameters, _SMALLEST_FUSED=_NEVER)
 

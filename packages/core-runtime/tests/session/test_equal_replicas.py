@@ -15,7 +15,7 @@ from toys import batches, flat, gradient_of, mlp, on_ranks, sgd
 
 import hocket
 from hocket.errors import DisagreementError
-from hocket.session.exchange.active import equal_replicas
+from hocket.session.exchange import equal_replicas
 from hocket.session.exchange.checksums import checksum
 
 Change = Callable[[int, nn.Module], object]

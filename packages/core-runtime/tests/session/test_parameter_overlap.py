@@ -14,7 +14,7 @@ from toys import batches, flat, mlp, on_ranks, sgd, step_with, train
 
 import hocket
 from hocket.errors import NonFiniteError
-from hocket.session.exchange.active import parameters
+from hocket.session.exchange import parameters
 
 RANKS, STEPS = 3, 6
 
