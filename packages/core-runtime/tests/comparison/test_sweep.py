@@ -132,7 +132,7 @@ def test_what_was_interrupted_goes_on(hocket: Hocket, tmp_path: Path) -> None:
     assert process.returncode == 130
     told = [line for line in err.splitlines() if line]
     assert told == [
-        "the runs save themselves and end; the same command goes on with them",
+        "the runs save themselves and end; the same command continues them",
         "hocket: interrupted",
     ]
     assert (meanwhile.status, len(meanwhile.err.splitlines())) == (2, 1)
