@@ -333,6 +333,7 @@ class SegmentState:
         self.factor = factor
         trailer = self.last.incoming_trailer
         weight = float(trailer[WEIGHT])
+        nothing_came = not self.divides and weight == 0
         data = self.last.incoming[: self.last.numel]
         if self.divides and abs(weight - 1) > WEIGHT_TOLERANCE and weight != 0:
             factor /= weight
@@ -342,7 +343,7 @@ class SegmentState:
             self.results.copy_(data)
         for gradient in self.gradients:
             present = trailer[FIRST_PRESENCE + gradient.position] != 0 or (
-                not self.divides and self.present[gradient.position] != 0
+                nothing_came and self.present[gradient.position] != 0
             )
             # A contribution that was late for its round may arrive when no rank has a gradient any more.
             late = not present and not self.divides and self._came_late(gradient)
