@@ -172,22 +172,21 @@ def no_expectation() -> Replacement:
 
 def no_polls() -> Replacement:
     """A wait sleeps from its first look on."""
-    from hocket.transport.host import peer
+    from hocket.transport import pending
 
-    return replaced(peer, poll_briefly=lambda done, yields: False)
+    return replaced(pending, poll_briefly=lambda done, yields: False)
 
 
 def threads_back_off() -> Replacement:
     """The training thread's waits sleep as long as a progress thread's."""
     from hocket.progress import inline
     from hocket.progress.engine import pause_s
-    from hocket.transport import waiting
-    from hocket.transport.host import peer
+    from hocket.transport import pending, waiting
 
     def back_off_s(waited_s: float, expected_s: float = 0.0) -> float:
         return pause_s(waited_s)
 
-    modules = (waiting, peer, inline)
+    modules = (waiting, pending, inline)
     return joined(*(replaced(module, back_off_s=back_off_s) for module in modules))
 
 
