@@ -19,7 +19,7 @@ from hocket.strategy import Overlap, compose
 SLOTS = ("gradients", "parameters")
 REFUSED = {**refused("gradients"), **refused("parameters")}
 
-#: What core's pairs mean something over the world, as patterns of collective, topology and compressor.
+#: Pairs of core, powersgd and adpsgd that mean something over the world: collective, topology and compressor.
 MEANINGFUL = {
     "gradients": (
         "allreduce*-*none",
@@ -34,7 +34,7 @@ MEANINGFUL = {
         "broadcast-none",
         *(f"gossip*-[!i]*-{compressor}" for compressor in ("none", "fp16", "bf16", "shared_random")),
         "gossip+push_sum-irregular_directed-none",
-        "pair_average-*-none",  # two values that meet half-way, whatever the matrix
+        "adpsgd.pair_average-*-none",  # two values that meet half-way, whatever the matrix
     ),
 }
 
@@ -56,7 +56,7 @@ def words(message: str) -> set[str]:
 @pytest.mark.parametrize("slot", SLOTS)
 def test_core_refuses_what_means_nothing_and_nothing_else(slot: str) -> None:
     def of_core(ids: Any) -> set[str]:
-        return {name for name in ids if name.endswith("-world") and "." not in name}
+        return {name for name in ids if name.endswith("-world") and "." not in name.replace("-adpsgd.", "-")}
 
     allowed = of_core(cell.id for cell, _ in accepted(slot))
     every = allowed | of_core(refused(slot))

@@ -1,6 +1,6 @@
 """One rank that is four times slower: staleness, accuracy and simulated time on Fashion-MNIST.
 
-    python packages/core-runtime/benchmarks/one_late_rank.py [--jobs 2] [--out FOLDER] [--methods adpsgd sgd]
+    python packages/adpsgd/benchmarks/one_late_rank.py [--jobs 2] [--out FOLDER] [--methods adpsgd sgd]
         [--seeds 0 1 2] [--steps N]
 
 16 virtual ranks compute for 50 ms a step, the last of them for 200 ms. Each rank does the same number of steps on its
@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[2] / "core-runtime" / "benchmarks"))
 from training_runs import Run, run_all, spread
 
 RANKS = 16

@@ -6,10 +6,11 @@ What ranks do are functions of this module, so that a rank in another process ca
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,31 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import hocket
-from hocket.collective import pairing
 from hocket.testing.session import inner_of
+from hocket.transport.faults import Faults
 from hocket.transport.peer import Peer
+from hocket.transport.virtual import VirtualWorld
+from hocket_adpsgd import pairing
 
-__all__ = ["NUMELS", "Case", "noted", "replay", "start_of", "target_of", "train", "train_on"]
+__all__ = [
+    "NUMELS",
+    "Case",
+    "Told",
+    "check",
+    "mean_at_start",
+    "mean_of",
+    "noted",
+    "replay",
+    "simulate",
+    "start_of",
+    "target_of",
+    "train",
+    "train_on",
+]
 
 Array = NDArray[np.float64]
 Event = list[Any]
+Told = list[dict[str, Any]]
 
 #: Elements of the model's parameters, which are one segment each with `segments: layers`.
 NUMELS = (7, 3)
@@ -278,3 +296,40 @@ def replay(logs: Sequence[Sequence[Event]], place: slice, lr: float) -> Array:
     for (one, other), count in ended.items():
         assert count == ended[other, one] == len(begun[one, other])
     return np.stack([rank.x for rank in ranks])
+
+
+def simulate(case: Case, ranks: int, faults: Faults | None = None, seed: int = 0) -> Told:
+    with noted():
+        return VirtualWorld(ranks, seed=seed, wrap=None if faults is None else faults.wrap).run(
+            lambda: train(case)
+        )
+
+
+def check(case: Case, told: Told) -> None:
+    """Compare what ranks end with, with the replay of what they wrote down."""
+    layers = (case.exchange or {}).get("segments") == "layers"
+    ends = [0, *(accumulate(NUMELS) if layers else [sum(NUMELS)])]
+    got = np.array([of_rank["parameters"] for of_rank in told])
+    for segment, (start, stop) in enumerate(pairwise(ends)):
+        logs = [of_rank["events"][segment] for of_rank in told]
+        expected = replay(logs, slice(start, stop), case.lr)
+        np.testing.assert_allclose(got[:, start:stop], expected, rtol=0, atol=1e-14 * max(1, case.steps / 4))
+        for of_rank, log in zip(told, logs, strict=True):
+            assert sum(event[0] == "enter" for event in log) == case.steps
+            assert of_rank["staleness"] >= max(len(e[1]) for e in log if e[0] == "fetch")
+    for of_rank in told:
+        fetched = [e[1] for log in of_rank["events"] for e in log if e[0] == "fetch"]
+        assert of_rank["outcomes"] == len(fetched) == case.steps * (len(ends) - 1)
+        given = [e[1] for log in of_rank["events"] for e in log if e[0] in ("fetch", "given")]
+        assert of_rank["partners"] == {str(r): n for r, n in Counter(chain(*given)).items()}
+        assert of_rank["active"] == sum(1 + len(set(partners)) for partners in fetched)
+
+
+def mean_of(told: Told) -> NDArray[np.float64]:
+    mean: NDArray[np.float64] = np.mean([of_rank["parameters"] for of_rank in told], axis=0)
+    return mean
+
+
+def mean_at_start(ranks: int) -> NDArray[np.float64]:
+    mean: NDArray[np.float64] = np.mean([start_of(rank) for rank in range(ranks)], axis=0)
+    return mean

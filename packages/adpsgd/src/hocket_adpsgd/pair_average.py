@@ -9,24 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hocket import draws
-from hocket.collective.api import Channel, Choices, Collective, CollectiveTraits, Cost, Ends, Outcome
-from hocket.plain import Tree
-from hocket.transport.request import FunctionRequest
+from hocket.api import (
+    Channel,
+    Choices,
+    Collective,
+    CollectiveTraits,
+    Cost,
+    Ends,
+    FunctionRequest,
+    Outcome,
+    draws,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.progress import ProgressEngine
-    from hocket.segment.segment import Segment
-    from hocket.topology import Topology
-    from hocket.transport.network import NetworkModel
-    from hocket.transport.peer import Peer
-    from hocket.transport.request import Request
+    from hocket.api import NetworkModel, Peer, ProgressEngine, Request, Segment, Topology
 
 __all__ = ["PairAverage"]
 
@@ -143,7 +145,7 @@ class PairAverageChannel(Channel):
         segments: Sequence[Segment],
         progress: ProgressEngine,
     ) -> None:
-        from hocket.collective.pairing import PairAverager, SharedCopy
+        from hocket_adpsgd.pairing import PairAverager, SharedCopy
 
         super().__init__(segments, {})
         self._collective, self._topology, self._peer = collective, topology, peer
@@ -201,7 +203,7 @@ class PairAverageChannel(Channel):
         for averager in self._averagers.values():
             averager.close()
 
-    def state_dict(self) -> Tree:
+    def state_dict(self) -> dict[str, Any]:
         """Return the changes that are in no outcome yet, by segment; collective."""
         import torch
 
@@ -212,6 +214,6 @@ class PairAverageChannel(Channel):
             averager.wait_for_all()
         return state
 
-    def resume(self, rounds: Mapping[int, int], state: Tree | None) -> None:
+    def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:
         for index, copy in self._copies.items():
             copy.reset(0.0 if state is None else state[str(index)].numpy())

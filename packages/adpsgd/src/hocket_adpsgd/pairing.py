@@ -4,7 +4,7 @@ A rank wants to average with another; the lower-numbered of the two leads. It ta
 the other, who agrees as soon as it has no other averaging under way. Then both send what they hold, and each moves by
 half of the difference: the two changes cancel to the bit, so that the ranks' mean is kept. While a rank has asked it
 answers no other, and a rank waits only for higher ranks. So no ranks wait for each other in a circle, on any graph,
- and two that want each other at once have one averaging.
+and two that want each other at once have one averaging.
 
 Source: X. Lian, W. Zhang, C. Zhang, J. Liu, "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML
 2018, algorithm 1, whose ranks avoid circles by a bipartite graph: one part asks, the other answers. To lead by number
@@ -20,13 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import Array
+from hocket.api import Activity, Array, Bells, Lane, Peer, ProgressEngine, Request
 from hocket.errors import PeerLostError, TransportError
-from hocket.progress import Activity, ProgressEngine
-from hocket.transport.lane import Lane
-from hocket.transport.peer import Peer
-from hocket.transport.request import Request
-from hocket.transport.signals import Bells
 
 __all__ = ["PairAverager", "SharedCopy"]
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from hocket.own_files import claim as claim
     from hocket.plugin.markers import hookimpl as hookimpl
     from hocket.plugin.registrar import Registrar as Registrar
+    from hocket.progress.engine import Activity as Activity
     from hocket.progress.engine import ProgressEngine as ProgressEngine
     from hocket.progress.executor import Execution as Execution
     from hocket.progress.thread import ThreadProgress as ThreadProgress
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from hocket.transport.reduction import TreeSum as TreeSum
     from hocket.transport.request import FunctionRequest as FunctionRequest
     from hocket.transport.request import Request as Request
+    from hocket.transport.signals import Bells as Bells
     from hocket.transport.threads import wait_until as wait_until
 
 #: The module of each name.

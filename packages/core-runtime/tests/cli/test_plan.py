@@ -322,7 +322,7 @@ def test_hosts_are_groups_as_their_sizes_are() -> None:
 
 
 def test_several_recipes_are_planned_with_a_row_each(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["sgd", "hierarchical_sgd", "dpsgd", "powersgd"]
+    names = ["sgd", "hierarchical_sgd", "dpsgd", "periodic_average"]
     plan_several(names, ("task.network=cnn",), None, parse_hosts("2x4"))
     shown = capsys.readouterr().out
     assert shown.startswith("8 ranks on 2 hosts; task digits: ")
@@ -368,7 +368,7 @@ def test_a_pipeline_is_not_planned_by_hosts(monkeypatch: pytest.MonkeyPatch) -> 
         plan_command("sgd", (), None, parse_hosts("2x4"))
 
 
-@pytest.mark.parametrize("recipe", ["hierarchical_sgd", "powersgd"])
+@pytest.mark.parametrize("recipe", ["hierarchical_sgd", "sgp"])
 def test_nothing_is_cut_on_80_columns(
     recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

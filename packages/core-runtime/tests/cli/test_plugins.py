@@ -38,8 +38,8 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
 def test_what_plugins_register_and_what_does_not_load(registry: Registry) -> None:
     lines = list(describe_plugins(registry))
     assert lines[0] == f"hocket-core {__version__}"
-    assert "  collective    allreduce, broadcast, gossip, pair_average, reduce, sparse_allreduce" in lines
-    assert any(line.startswith("                agd ") and "Synchronous SGD" in line for line in lines)
+    assert "  collective    allreduce, broadcast, gossip, reduce, sparse_allreduce" in lines
+    assert any(line.startswith("                dpsgd ") and "Decentralised SGD" in line for line in lines)
     good = lines.index("a_good_plugin (good)")
     assert lines[good + 1 : good + 5] == [
         "  topology      good.fair",
@@ -52,7 +52,7 @@ def test_what_plugins_register_and_what_does_not_load(registry: Registry) -> Non
     ]
     [bad] = [line for line in lines if line.startswith("bad: ")]
     assert "does not load: ModuleNotFoundError: No module named 'no_such_module_anywhere'" in bad
-    assert lines[-1].startswith("Not installed: hocket-crossover, ")
+    assert lines[-1].startswith("Not installed: hocket-adpsgd, hocket-crossover, ")
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

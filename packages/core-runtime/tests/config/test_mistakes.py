@@ -68,8 +68,8 @@ def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigErro
         ("strategy: {gradient: []}", "strategy.gradient: unknown key; allowed: samples, gradients, parameters. Did you mean 'gradients'?"),
         ("strategy: {gradients: 1}", "strategy.gradients: got 1; allowed: a list of exchanges, such as [{collective: allreduce}]"),
         ("strategy: {gradients: [{over: world}]}", "strategy.gradients.0.collective: missing; allowed: allreduce, broadcast"),
-        ("gradients: [{collective: alreduce}]", "gradients.0.collective: there is no collective 'alreduce'; there are: allreduce, broadcast, gossip, pair_average, reduce, sparse_allreduce. Did you mean 'allreduce'?"),
-        ("gradients: [{collective: complete}]", "gradients.0.collective: 'complete' is a topology, not a collective; there are: allreduce, broadcast, gossip, pair_average, reduce, sparse_allreduce."),
+        ("gradients: [{collective: alreduce}]", "gradients.0.collective: there is no collective 'alreduce'; there are: allreduce, broadcast, gossip, reduce, sparse_allreduce. Did you mean 'allreduce'?"),
+        ("gradients: [{collective: complete}]", "gradients.0.collective: 'complete' is a topology, not a collective; there are: allreduce, broadcast, gossip, reduce, sparse_allreduce."),
         ("gradients: [{collective: {root: 1}}]", "gradients.0.collective.name: missing; allowed: a collective by name, or a mapping with its name and fields"),
         ("gradients: [{collective: allreduce, evry: 2}]", "gradients.0.evry: unknown key; allowed: collective, over, topology, compressor, segments, every, overlap, progress, outer, delay, merge, stagger, offset, buffers, offload. Did you mean 'every'?"),
         ("parameters: [{collective: allreduce, every: often}]", "parameters.0.every: got 'often'; allowed: an integer or log2_ranks"),
@@ -83,12 +83,12 @@ def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigErro
         ("epochs: ???", "epochs: got '???': Missing mandatory value: epochs"),
         ("gradients: [{collective: allreduce, every: '${x}'}]", "gradients.0.every: got '${x}': Interpolation key 'x' not found"),
         ("epoch: 3", "epoch: unknown key; allowed: name, "),
-        ("recipe: sdg", "recipe: there is no recipe 'sdg'; there are: adpsgd, agd, dpsgd, hierarchical_sgd, local, overlap_sgp, periodic_average, powersgd, sgd, sgp. Did you mean 'sgd' or 'sgp'?"),
+        ("recipe: sdg", "recipe: there is no recipe 'sdg'; there are: agd, dpsgd, hierarchical_sgd, local, overlap_sgp, periodic_average, sgd, sgp. Did you mean 'sgd' or 'sgp'?"),
         ("recipe: [sgd]", "recipe: got ['sgd']; allowed: a recipe's name, or a file's"),
         ("recipe: absent.yaml", "recipe: absent.yaml: cannot read the file: No such file or directory"),
         ("recipe: periodic_average\nparameters.1.every: 2", "parameters.1: parameters has 1 exchange, numbered 0 to 0"),
         ("recipe: periodic_average\nstrategy: {}\nparameters.0.every: 2", "parameters.0.every stands beside strategy; allowed: below it"),
-        ("recipe: periodic_average\nparameters: [{every: 2}]", "parameters.0.collective: missing; allowed: allreduce, broadcast, gossip, pair_average, reduce, sparse_allreduce. A list replaces the recipe's: to change one key of that, write parameters.0.every: 2"),
+        ("recipe: periodic_average\nparameters: [{every: 2}]", "parameters.0.collective: missing; allowed: allreduce, broadcast, gossip, reduce, sparse_allreduce. A list replaces the recipe's: to change one key of that, write parameters.0.every: 2"),
         ("recipe: periodic_average\nparameters: [{evry: 2}]", "parameters.0.evry: unknown key; allowed: collective, over, topology, compressor, segments, every, overlap, progress, outer, delay, merge, stagger, offset, buffers, offload. Did you mean 'every'?"),
         ("epochs: 1\nepochs: 2", "line 2, column 1: not valid YAML: the key 'epochs' stands twice"),
         ("a: [1, 2\nb: 3", "line 2, column 2: not valid YAML: "),
@@ -199,7 +199,7 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
 
 def test_an_unknown_recipe_is_answered_with_the_list() -> None:
     assert message_of("adg") == (
-        "there is no recipe 'adg'; there are: adpsgd, agd, dpsgd, hierarchical_sgd, local, overlap_sgp, periodic_average, powersgd, sgd, sgp. Did you mean 'agd' or 'adpsgd'?"
+        "there is no recipe 'adg'; there are: agd, dpsgd, hierarchical_sgd, local, overlap_sgp, periodic_average, sgd, sgp. Did you mean 'agd'?"
     )
 
 

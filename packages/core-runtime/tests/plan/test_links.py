@@ -16,8 +16,8 @@ SLOW = NetworkModel(latency_s=1e-3, bandwidth_bits_per_s=1e9)
 MODEL = nn.Linear(1000, 1000)
 
 
-def exchange_of(recipe: str, slot: str = "parameters") -> Exchange:
-    found: Exchange = getattr(hocket.compose(recipe), slot)[0]
+def exchange_of(recipe: str, slot: str = "parameters", *overrides: str) -> Exchange:
+    found: Exchange = getattr(hocket.compose(recipe, *overrides), slot)[0]
     return found
 
 
@@ -49,10 +49,10 @@ def test_leaders_of_each_share_of_the_segments_share_their_host_s_link() -> None
     assert [each.bandwidth_bits_per_s for each in found] == [SLOW.bandwidth_bits_per_s / 4] * 4
 
 
-@pytest.mark.parametrize("recipe", ["dpsgd", "sgp", "adpsgd"])
+@pytest.mark.parametrize("graph", ["ring", "exponential", "complete"])
 @pytest.mark.parametrize("counts", [[4, 4], [8, 8, 8, 8], [1, 3, 2]])
-def test_gossip_shares_a_link_among_the_messages_that_leave_a_host(recipe: str, counts: list[int]) -> None:
-    exchange = exchange_of(recipe)
+def test_gossip_shares_a_link_among_the_messages_that_leave_a_host(graph: str, counts: list[int]) -> None:
+    exchange = exchange_of("dpsgd", "parameters", f"parameters.0.topology={graph}")
     topology = exchange.topology
     assert topology is not None
     placement = Placement.of_counts(counts)

@@ -69,6 +69,13 @@ def test_a_component_is_named_after_its_plugin(registrar: Registrar, tables: Tab
     assert (registration.component, registration.plugin) == (Ring, CROSSOVER)
 
 
+def test_the_plugins_word_as_a_name_has_no_prefix(registrar: Registrar, tables: Tables) -> None:
+    registrar.topology("crossover", Ring)
+    registrar.benchmark("crossover", "somewhere", "compares nothing")
+    assert tables.components[Kind.TOPOLOGY, "crossover"].plugin == CROSSOVER
+    assert list(tables.benchmarks) == ["crossover"]
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_every_kind_has_its_method_and_its_interface(
     registrar: Registrar, tables: Tables, kind: Kind

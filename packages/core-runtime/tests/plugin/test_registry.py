@@ -74,6 +74,14 @@ def test_only_the_plugin_that_is_named_is_loaded(install: Any) -> None:
     assert "hocket_sloth" not in sys.modules
 
 
+def test_a_component_with_the_plugins_word_is_found_by_it_alone(install: Any) -> None:
+    install("crossover", CROSSOVER + "    registry.topology('crossover', FairRandom)\n")
+    registry = Registry()
+    assert registry.resolve("topology", "crossover").__name__ == "FairRandom"
+    assert "registers no" not in message_of(registry, "crossover.lossy")
+    assert "'crossover' is a topology, not a compressor" in message_of(registry, "crossover", "compressor")
+
+
 def test_a_component_of_a_plugin_is_configured_by_its_fields(install: Any) -> None:
     install("crossover", CROSSOVER)
     registry = Registry()
@@ -94,6 +102,9 @@ def test_a_plugin_of_ours_that_is_missing_is_answered_with_its_package(word: str
     expected = f"plugin {word!r} is not installed: {how_to_install(f'hocket-{word}')}"
     with pytest.raises(MissingPluginError) as caught:
         registry.resolve("topology", f"{word}.thing")
+    assert str(caught.value) == expected
+    with pytest.raises(MissingPluginError) as caught:
+        registry.resolve("topology", word)
     assert str(caught.value) == expected
     with pytest.raises(MissingPluginError) as caught:
         registry.recipe_file(word)

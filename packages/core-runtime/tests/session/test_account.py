@@ -30,7 +30,6 @@ from hocket.testing.account import (
 from hocket.testing.session import inner_of
 
 TOPK = {"name": "topk", "density": 0.25}
-POWERSGD = {"name": "powersgd", "rank": 1, "min_saving": 0.0}
 
 
 def feedback(compressor: Any) -> dict[str, Any]:
@@ -60,7 +59,6 @@ EXCHANGES = {
     "scalable": gradients({"name": "sparse_allreduce", "algorithm": "scalable"}, feedback(TOPK)),
     "within backward": gradients("sparse_allreduce", feedback(TOPK), overlap="backward"),
     "drawn": gradients("allreduce", feedback({"name": "shared_random", "density": 0.25})),
-    "factors": gradients("allreduce", feedback(POWERSGD)),
     "leaders": in_groups(),
     # Of most layers nothing is sent in a round: their gradients are zero, and nobody has dropped them.
     "few of the model": gradients(
@@ -68,7 +66,6 @@ EXCHANGES = {
     ),
     "velocity": gradients("sparse_allreduce", corrected(feedback(TOPK))),
     "velocity within backward": gradients("sparse_allreduce", corrected(feedback(TOPK)), overlap="backward"),
-    "velocity, factors": gradients("allreduce", corrected(feedback(POWERSGD))),
     "gossip": gradients("gossip", "none", topology="ring"),
     "gossip of what is kept back": gradients("gossip", feedback(TOPK), topology="ring"),
 }

@@ -71,7 +71,7 @@ def test_a_consensus_shows_the_mean_of_what_parameters_were_set_to() -> None:
     assert on_ranks(2, run) == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("strategy", ["sgd", "agd", "dpsgd", "powersgd"])
+@pytest.mark.parametrize("strategy", ["sgd", "agd", "dpsgd"])
 def test_gradients_that_are_kept_stay_as_they_were(strategy: str) -> None:
     """As in gradient surgery, with the gradients of each loss in a list, and across steps."""
 

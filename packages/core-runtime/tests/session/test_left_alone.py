@@ -18,8 +18,8 @@ from hocket.errors import DisagreementError, SessionLeftError
 
 LONGEST_S = 150.0
 NUM_TRIALS, NUM_STEPS = 3, 5
-# Each has its own way to wait: for neighbours, for what is under way, for a pair, for a host.
-RECIPES = ["dpsgd", "overlap_sgp", "adpsgd", "hierarchical_sgd"]
+# Each has its own way to wait: for neighbours, for what is under way, for a host.
+RECIPES = ["dpsgd", "overlap_sgp", "hierarchical_sgd"]
 
 
 class OutOfMemoryError(Exception):

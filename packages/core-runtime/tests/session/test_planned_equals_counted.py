@@ -5,29 +5,21 @@ The recipes come from the registry, so that a new one is tested as soon as it is
 
 from __future__ import annotations
 
-import gc
-import types
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hocket
 from hocket.plan.plan import Plan, plan
 from hocket.plugin import CORE, default_registry
-from hocket.testing.session import inner_of
+from hocket.testing.memory import held_bytes, reachable_bytes
 from hocket.transport.network import NetworkModel
 
 RECIPES = [recipe.name for recipe in default_registry().recipes() if recipe.plugin == CORE]
 
 #: A multiple of the periods of all recipes' rounds: 8 steps, and log2 of 4 and of 6 ranks.
 STEPS = 24
-
-#: What no buffer of an exchange lies behind: the user's own, and the transport, through which all ranks are reached.
-_NOT_FOLLOWED = (types.ModuleType, type, nn.Module, torch.optim.Optimizer, hocket.Session)
 
 
 def model() -> nn.Module:
@@ -49,45 +41,7 @@ def train(recipe: str) -> tuple[float, int]:
             net(torch.ones(4, 60)).square().mean().backward()
             optimizer.step()
         session.settle()
-        sent = session.counters.bytes_sent / STEPS
-        return sent, reachable_bytes(inner_of(session).phase.opened, without=inner_of(session).storage.flats)
-
-
-def reachable_bytes(roots: Any, without: Sequence[Tensor] = ()) -> int:
-    """Return the bytes of all tensors and arrays that are reached from `roots`, each piece of memory once.
-
-    Args:
-        roots: where to begin.
-        without: their memory does not count.
-    """
-    seen: set[int] = set()
-    memory: dict[int, int] = {}
-    queue = [roots, *without]
-    while queue:
-        thing = queue.pop()
-        if id(thing) in seen or isinstance(thing, _NOT_FOLLOWED) or _is_transport(thing):
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, Tensor):
-            storage = thing.untyped_storage()
-            memory[storage.data_ptr()] = storage.nbytes()
-        elif isinstance(thing, np.ndarray):
-            while isinstance(thing.base, np.ndarray):
-                thing = thing.base
-            memory.setdefault(thing.ctypes.data, thing.nbytes)
-        elif isinstance(thing, types.FunctionType):
-            queue += [thing.__closure__, thing.__defaults__]  # not its module's globals
-        else:
-            queue += gc.get_referents(thing)
-    counted, end = 0, 0
-    for start, nbytes in sorted(memory.items()):
-        counted += max(0, start + nbytes - max(start, end))  # an array may be a view of a tensor's memory
-        end = max(end, start + nbytes)
-    return counted - sum(tensor.untyped_storage().nbytes() for tensor in without)
-
-
-def _is_transport(thing: Any) -> bool:
-    return type(thing).__module__.startswith("hocket.transport.")
+        return session.counters.bytes_sent / STEPS, held_bytes(session)
 
 
 @pytest.mark.parametrize("ranks", [4, 6])

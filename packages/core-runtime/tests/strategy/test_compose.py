@@ -24,14 +24,12 @@ from hocket.strategy import Bytes, Exchange, Layers, Leaders, Overlap, Placement
 from hocket.topology import Complete
 
 RECIPES = (
-    "adpsgd",
     "agd",
     "dpsgd",
     "hierarchical_sgd",
     "local",
     "overlap_sgp",
     "periodic_average",
-    "powersgd",
     "sgd",
     "sgp",
 )

@@ -83,7 +83,7 @@ def test_a_strategy_made_in_python_is_that_of_a_file() -> None:
         file, "parameters.0.topology=exponential"
     )
     later = compose({"recipe": "overlap_sgp", "phases": {"5": {"parameters.0.every": 2}}})
-    for recipe in (compose("agd"), compose("powersgd"), later):
+    for recipe in (compose("agd"), compose("dpsgd"), later):
         assert compose(recipe) == recipe
         assert compose(recipe).name == recipe.name
     assert compose(later).phases[-1].strategy.parameters[0].every == 2

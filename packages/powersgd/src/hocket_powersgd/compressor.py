@@ -14,23 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hocket import draws
-from hocket.compressor.api import (
-    Compressor,
-    CompressorTraits,
-    Footprint,
-    Message,
-    State,
-)
+from hocket.api import Array, Compressor, CompressorTraits, Footprint, Message, State, draws
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.segment.partition import ParameterSpan
-    from hocket.segment.segment import Segment
-    from hocket.segment.shape import SegmentShape
+    from hocket.api import ParameterSpan, Segment, SegmentShape
 
 __all__ = ["PowerSGD"]
 
@@ -98,7 +89,7 @@ class PowerSGD(Compressor):
         """Return P = M Q of each matrix."""
         state.left = None
         left = [
-            _matrix(segment.outgoing, span, rows) @ right
+            _values(segment.outgoing, span).reshape(rows, -1) @ right
             for (span, rows, _, _), right in zip(self._matrices(segment), state.right, strict=True)
         ]
         return Message(_flat(left, segment), segment, round)
@@ -118,7 +109,7 @@ class PowerSGD(Compressor):
             stop = start + rows * rank
             left = _orthonormal(summed[start:stop].view(rows, rank))
             state.left.append(left)
-            right.append(_matrix(segment.outgoing, span, rows).T @ left)
+            right.append(_values(segment.outgoing, span).reshape(rows, -1).T @ left)
             start = stop
         whole = [segment.outgoing[span.start : span.stop] for span in self._whole(segment)]
         trailer = torch.from_numpy(segment.outgoing_trailer).to(segment.outgoing.device)
@@ -142,10 +133,10 @@ class PowerSGD(Compressor):
         segment = message.segment
         values = torch.from_numpy(message.payload).to(out.device)
         start = 0
-        for (span, rows, columns, rank), left in zip(self._matrices(segment), message.known, strict=True):
+        for (span, _, columns, rank), left in zip(self._matrices(segment), message.known, strict=True):
             stop = start + columns * rank
             right = values[start:stop].view(columns, rank)
-            _matrix_into(out, span, rows, left @ right.T, weight)
+            _values(out, span).add_((left @ right.T).view(span.shape), alpha=weight)
             start = stop
         for span in self._whole(segment):
             stop = start + span.numel
@@ -187,16 +178,9 @@ def _sides(span: ParameterSpan) -> tuple[int, int]:
     return span.shape[0], span.numel // span.shape[0]
 
 
-def _matrix(flat: Tensor, span: ParameterSpan, rows: int) -> Tensor:
-    from hocket.segment.segment import view_of
-
-    return view_of(flat, span).reshape(rows, -1)
-
-
-def _matrix_into(out: Tensor, span: ParameterSpan, rows: int, matrix: Tensor, weight: float) -> None:
-    from hocket.segment.segment import view_of
-
-    view_of(out, span).add_(matrix.view(span.shape), alpha=weight)
+def _values(flat: Tensor, span: ParameterSpan) -> Tensor:
+    """Return the parameter's view of a flat buffer, with its own shape and strides."""
+    return flat.as_strided(span.shape, span.stride, flat.storage_offset() + span.start)
 
 
 def _orthonormal(columns: Tensor) -> Tensor:
@@ -209,7 +193,7 @@ def _orthonormal(columns: Tensor) -> Tensor:
     return basis
 
 
-def _flat(parts: list[Tensor], segment: Segment) -> Any:
+def _flat(parts: list[Tensor], segment: Segment) -> Array:
     import torch
 
     parts = [part.reshape(-1) for part in parts]

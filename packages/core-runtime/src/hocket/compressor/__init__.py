@@ -16,7 +16,6 @@ from hocket.compressor.error_feedback import ErrorFeedback
 from hocket.compressor.local_clipping import LocalClipping
 from hocket.compressor.momentum_correction import MomentumCorrection
 from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
-from hocket.compressor.powersgd import PowerSGD
 from hocket.compressor.shared_random import SharedRandom
 from hocket.compressor.topk import (
     TopK,
@@ -41,7 +40,6 @@ __all__ = [
     "Message",
     "MomentumCorrection",
     "OptimizerTerms",
-    "PowerSGD",
     "SharedRandom",
     "SparseValues",
     "State",

@@ -30,7 +30,17 @@ __all__ = [
 ]
 
 #: The plugins that Hocket itself offers; the package of `word` is `hocket-word`.
-KNOWN_WORDS = ("crossover", "diloco", "eager", "eapipe", "gossipgrad", "redsync", "tasks")
+KNOWN_WORDS = (
+    "adpsgd",
+    "crossover",
+    "diloco",
+    "eager",
+    "eapipe",
+    "gossipgrad",
+    "powersgd",
+    "redsync",
+    "tasks",
+)
 
 #: The plugin whose tasks have no prefix: a task that core lacks is looked up there.
 TASKS = "tasks"
@@ -62,6 +72,10 @@ class Plugin:
     def prefix(self) -> str:
         """The prefix of its components' names, such as `eager.`."""
         return "" if self.word in ("", TASKS) else f"{self.word}."
+
+    def full_name(self, name: str) -> str:
+        """Return the name in configs of what it registers as `name`: with the prefix, unless it is the word itself."""
+        return name if name == self.word else self.prefix + name
 
     def __str__(self) -> str:
         return f"{self.package} {self.version}".rstrip()

@@ -69,6 +69,9 @@ class Tables:
 class Registrar:
     """The registrar of one plugin's components, recipes and benchmarks, under the plugin's word.
 
+    Names get the plugin's word as a prefix, but for the word itself: plugin `mine` has a topology `mine.ring`, and a
+    recipe and a compressor `mine`.
+
     A component is registered as a class, or as `"module:Class"` to be imported only when a config names it.
     It is a frozen dataclass that implements its kind's interface. Every method raises ConfigError, naming the
     component, for a name that is taken or malformed and for a class that is not such a dataclass.
@@ -127,9 +130,9 @@ class Registrar:
         self._add(Kind.LOGGER, name, component)
 
     def recipe(self, path: str | PathLike[str]) -> None:
-        """Provide a recipe: a YAML file named by its stem, without prefix if that is the plugin's word."""
+        """Provide a recipe: a YAML file named by its stem."""
         path = Path(path)
-        name = path.stem if path.stem == self._plugin.word else self._plugin.prefix + path.stem
+        name = self._plugin.full_name(path.stem)
         taken = self._tables.recipes.get(name)
         if taken is not None:
             raise ConfigError(f"recipe {name!r} is registered twice: by {taken.plugin} and by {self._plugin}")
@@ -139,7 +142,7 @@ class Registrar:
 
     def benchmark(self, name: str, module: str, description: str) -> None:
         """Provide a benchmark: a module that `hocket bench NAME` runs as a program, and a line on what it compares."""
-        full_name = self._plugin.prefix + name
+        full_name = self._plugin.full_name(name)
         what = f"benchmark {full_name!r} of {self._plugin}"
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{what}: {_NAME_RULE}")
@@ -148,7 +151,7 @@ class Registrar:
         self._tables.benchmarks[full_name] = Benchmark(full_name, module, description, self._plugin)
 
     def _add(self, kind: Kind, name: str, component: type | str) -> None:
-        full_name = self._plugin.prefix + name
+        full_name = self._plugin.full_name(name)
         what = f"{kind} {full_name!r} of {self._plugin}"
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{what}: {_NAME_RULE}")

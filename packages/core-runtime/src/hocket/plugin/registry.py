@@ -55,7 +55,7 @@ class Registry(Registrar):
         self.add_plugin(CORE, core)
 
     def resolve(self, kind: Kind | str, name: str) -> type:
-        """Return the class that a config means by `name`, after loading its plugin if it has a prefix.
+        """Return the class that a config means by `name`, after loading the plugin that it begins with.
 
         A task that core lacks is looked up in hocket-tasks, whose tasks have no prefix. A name of the form
         `module:Class` is imported as it stands: a component without a plugin.
@@ -68,11 +68,15 @@ class Registry(Registrar):
         if ":" in name:
             return _import_component(kind, name, repr(name))
         word, dot, _ = name.partition(".")
-        ours = {*self.installed(), *KNOWN_WORDS}
-        if dot and (word in ours or kind is not Kind.TASK):  # a task's may be a module's name
+        is_new = (kind, name) not in self._tables.components
+        is_plugins = word in {*self.installed(), *KNOWN_WORDS}
+        if kind is Kind.TASK:  # a name with a dot may be a module's
+            if dot and is_plugins:
+                self.load(word)
+            elif is_new and TASKS in self.installed():
+                self.load(TASKS)
+        elif dot or (is_new and is_plugins):
             self.load(word)
-        elif kind is Kind.TASK and (kind, name) not in self._tables.components and TASKS in self.installed():
-            self.load(TASKS)
         registration = self._tables.components.get((kind, name))
         if registration is None:
             raise self._unknown(kind, name)
@@ -202,7 +206,8 @@ class Registry(Registrar):
             f"{problem}; there are: {', '.join(allowed) or 'none'}.{did_you_mean(_near(name, allowed)[:1])}"
         )
         plugin = self._loaded.get(name.partition(".")[0])
-        if plugin is not None and plugin.prefix and not any(own.startswith(plugin.prefix) for own in allowed):
+        mine = any(each.plugin == plugin and each.kind is kind for each in self._tables.components.values())
+        if plugin is not None and plugin.prefix and not mine:
             message += f" Plugin {plugin.word!r} of {plugin} registers no {kind}: "
             message += f"registry.{kind}(...) in its hocket_register does"
         if kind is not Kind.TASK:

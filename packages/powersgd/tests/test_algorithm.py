@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
-import hocket
-from hocket.compressor import ErrorFeedback, Message, PowerSGD
-from hocket.errors import CompositionError
-from hocket.plan.plan import plan
+from hocket.compressor import ErrorFeedback, Message
 from hocket.segment.segment import Segment
 from hocket.testing.compressor import CompressorConformance, fill, make_segment
-from hocket.transport.network import NetworkModel
+from hocket_powersgd import PowerSGD
 
 Floats = NDArray[np.float64]
 
@@ -144,95 +140,3 @@ def test_nan_of_one_rank_enters_no_state(bad: float) -> None:
     for state, kept in zip(states, before, strict=True):
         for name, tensor in state.tensors().items():
             torch.testing.assert_close(tensor, kept[name], rtol=1e-12, atol=1e-12)
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 20)).double()
-
-
-def train(rank: int, *strategy: str) -> tuple[torch.Tensor, float]:
-    net = network()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-    generator = torch.Generator().manual_seed(rank)
-    with hocket.attach(net, optimizer, hocket.compose(*strategy)) as session:
-        for _ in range(6):
-            optimizer.zero_grad()
-            net(torch.randn(8, 40, generator=generator, dtype=torch.float64)).square().mean().backward()
-            optimizer.step()
-        with session.consensus():
-            return torch.cat(
-                [p.detach().reshape(-1) for p in net.parameters()]
-            ), session.counters.bytes_sent / 6
-
-
-FULL = "{name: error_feedback, compressor: {name: powersgd, rank: 30, min_saving: 0}}"
-
-
-@pytest.mark.parametrize(
-    ("plain", "low_rank"),
-    [
-        (("sgd",), ("powersgd", f"gradients.0.compressor={FULL}")),
-        (("sgd",), ("powersgd", "gradients.0.segments=layers", f"gradients.0.compressor={FULL}")),
-        (
-            (
-                "periodic_average",
-                "parameters.0.every=3",
-                "parameters.0.outer={name: sgd, lr: 0.7, momentum: 0.9}",
-            ),
-            (
-                "periodic_average",
-                "parameters.0.every=3",
-                "parameters.0.outer={name: sgd, lr: 0.7, momentum: 0.9}",
-                f"parameters.0.compressor={FULL}",
-            ),
-        ),
-    ],
-)
-def test_a_run_at_full_rank_is_one_without_it(plain: tuple[str, ...], low_rank: tuple[str, ...]) -> None:
-    world = hocket.virtual(3)
-    expected = world.run(lambda: train(hocket.join().rank, *plain))
-    got = world.run(lambda: train(hocket.join().rank, *low_rank))
-    for (left, _), (right, _) in zip(expected, got, strict=True):
-        torch.testing.assert_close(right, left, rtol=1e-9, atol=1e-12)
-
-
-def test_a_plan_has_the_bytes_of_both_messages() -> None:
-    strategy = ("powersgd", "gradients.0.compressor.compressor.rank=2")
-    sent = hocket.virtual(4).run(lambda: train(hocket.join().rank, *strategy)[1])
-    planned = plan(hocket.compose(*strategy), network(), 4, NetworkModel()).bytes_per_step
-    numel = 2 * (40 + 30 + 30 + 20) + 30 + 20  # P and Q of rank 2, biases
-    assert sent == pytest.approx([planned] * 4)
-    # The trailer has 2 numbers and one for each of the 4 parameters.
-    assert planned == pytest.approx(2 * 3 / 4 * 8 * (numel + 2 + 4))
-
-
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [
-        (
-            ("sgd", "gradients.0.compressor={name: powersgd}", "gradients.0.collective=sparse_allreduce"),
-            "use allreduce",
-        ),
-        (
-            (
-                "sgd",
-                "gradients.0.compressor={name: powersgd}",
-                "gradients.0.collective={name: allreduce, algorithm: ring}",
-            ),
-            "algorithm: native",
-        ),
-        (("periodic_average", "parameters.0.compressor={name: powersgd}"), "keeps little of the values"),
-        (
-            (
-                "periodic_average",
-                "parameters.0.outer={name: sgd, lr: 1}",
-                "parameters.0.compressor={name: powersgd}",
-            ),
-            "error_feedback",
-        ),
-    ],
-)
-def test_where_it_means_nothing_it_is_refused(strategy: tuple[str, ...], message: str) -> None:
-    with pytest.raises(CompositionError, match=message):
-        hocket.compose(*strategy)
