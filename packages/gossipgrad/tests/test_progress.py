@@ -17,26 +17,22 @@ from hocket.transport.faults import Faults, KillAt
 from hocket.transport.lane import Lane
 from hocket.transport.network import NetworkModel
 from hocket.transport.peer import Peer
-from hocket.transport.request import Request
-from hocket.transport.wrapper import WrapperLane, WrapperPeer, WrapperRequest
+from hocket.transport.request import FunctionRequest, Request
+from hocket.transport.wrapper import WrapperLane, WrapperPeer
 
 
-class _Watched(WrapperRequest):
-    """Notes when it is looked at or waited for."""
+def _watched(held: Request, note: Callable[[], None]) -> Request:
+    """Return a request that notes when it is looked at or waited for."""
 
-    __slots__ = ("_note",)
+    def done() -> bool:
+        note()
+        return held.done()
 
-    def __init__(self, held: Request, note: Callable[[], None]) -> None:
-        super().__init__(held)
-        self._note = note
+    def wait(timeout_s: float | None) -> None:
+        note()
+        held.wait(timeout_s)
 
-    def done(self) -> bool:
-        self._note()
-        return super().done()
-
-    def wait(self, timeout_s: float | None = None) -> Any:
-        self._note()
-        return super().wait(timeout_s)
+    return FunctionRequest(done, wait, lambda: held.result, held.withdraw)
 
 
 class _WatchedLane(WrapperLane):
@@ -47,10 +43,10 @@ class _WatchedLane(WrapperLane):
     iexchange = Lane.iexchange  # message by message
 
     def isend(self, data: Array, to: int, round: int) -> Request:
-        return _Watched(super().isend(data, to, round), self._note)
+        return _watched(super().isend(data, to, round), self._note)
 
     def irecv(self, data: Array, source: int, round: int) -> Request:
-        return _Watched(super().irecv(data, source, round), self._note)
+        return _watched(super().irecv(data, source, round), self._note)
 
 
 class _WatchedPeer(WrapperPeer):

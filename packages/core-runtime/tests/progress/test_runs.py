@@ -222,7 +222,7 @@ def test_inline_progress_advances_what_it_watches() -> None:
         lane = peer.lane("a")
         received = np.zeros(1)
         request = lane.irecv(received, (peer.rank + 1) % 2, 0)
-        progress.watch(request)
+        progress.watch(request.done)
         lane.isend(np.ones(1), (peer.rank + 1) % 2, 0)
         while not request.done():
             progress.advance()

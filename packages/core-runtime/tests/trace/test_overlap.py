@@ -288,12 +288,7 @@ def test_an_exchange_that_a_wait_finds_over_twice_ends_once() -> None:
     )
     request.looks = progress.advance
     opened = exchange_of(peer, counters, notes, progress)
-
-    def start() -> Request:
-        progress.watch(request, lambda: opened._is_over(request))
-        return request
-
-    assert opened.wait_for(start, "x", 8) == "result"
+    assert opened.wait_for(lambda: request, "x", 8) == "result"
     assert [e.name for e in notes.begun] == [e.name for e in notes.over] == ["gradients.0 x"]
     counted_s = counters.under_way_s
     counters.note_start(20.0)

@@ -31,10 +31,10 @@ def test_what_is_added_is_advanced_until_it_is_done() -> None:
     progress = Progress()
     at_once, soon, late = Counted(1), Counted(2), Counted(3)
     for operation in (at_once, soon, late):
-        progress.add(operation)
-    assert not progress.is_only(late)
+        progress.add(operation.advance)
+    assert not progress.is_only(late.advance)
     progress.advance()
-    assert progress.is_only(late)
+    assert progress.is_only(late.advance)
     progress.advance()
     progress.advance()
     assert not progress.busy
@@ -47,11 +47,11 @@ def test_what_is_advanced_may_add_another_and_be_added_again() -> None:
 
     def add_another() -> None:
         if another.left == 3:
-            progress.add(another)
+            progress.add(another.advance)
 
     first = Counted(3, add_another)
-    progress.add(first)
-    progress.add(first)
+    progress.add(first.advance)
+    progress.add(first.advance)
     progress.advance()
     assert (first.left, another.left) == (0, 1)
     progress.advance()
@@ -64,8 +64,8 @@ def test_an_operation_that_fails_loses_no_other() -> None:
 
     progress = Progress()
     failing, other = Counted(9), Counted(2)
-    progress.add(failing)
-    progress.add(other)
+    progress.add(failing.advance)
+    progress.add(other.advance)
     failing.at_look = fail
     with pytest.raises(TransportError, match="as planned"):
         progress.advance()
@@ -85,7 +85,7 @@ def test_one_thread_advances_at_a_time_and_no_other_waits_for_it() -> None:
         progress.advance()  # nor does it advance itself from within
 
     operation = Counted(3)
-    progress.add(operation)
+    progress.add(operation.advance)
     operation.at_look = look_from_another_thread
     progress.advance()
     assert operation.left == 1
@@ -95,7 +95,7 @@ def test_what_was_dropped_is_looked_at_in_turns() -> None:
     progress = Progress()
     dropped = [Counted(2), Counted(1), Counted(1)]
     for operation in dropped:
-        progress.keep(operation)
+        progress.keep(operation.advance)
     for expected in ([1, 1, 1], [1, 0, 1]):
         progress.advance()
         assert [operation.left for operation in dropped] == expected

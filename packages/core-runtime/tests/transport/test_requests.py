@@ -60,14 +60,16 @@ def test_what_follows_happens_once_where_a_wait_looks_at_it_too() -> None:
     assert calls == [3]
 
 
-def test_what_follows_and_fails_says_so_to_the_caller() -> None:
-    def fail(result: None) -> None:
+def test_what_follows_and_fails_says_so_to_each_caller() -> None:
+    """As a look within another's wait may have found it first."""
+
+    def fail(result: int) -> None:
         raise ZeroDivisionError("as planned")
 
-    with pytest.raises(ZeroDivisionError):
-        Finished().then(fail).done()
-    with pytest.raises(ZeroDivisionError):
-        Finished().then(fail).wait()
+    polled, waited = Finished(1).then(fail), Finished(1).then(fail)
+    for ask in (polled.done, polled.wait, polled.done, waited.wait, waited.done):
+        with pytest.raises(ZeroDivisionError):
+            ask()
 
 
 def test_several_are_done_when_all_are() -> None:

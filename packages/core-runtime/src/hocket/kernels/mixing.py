@@ -207,15 +207,12 @@ def _mix(
             if keeps[position] >= 0:
                 _copy(_row(kept, keeps[position]), to, count, kept)
             first, last = starts[i], starts[i + 1] - 1
-            row = read_kept[first]
-            at = values[sources[first]] + offset if row < 0 else _row(kept, row)
+            at, weight = _kept_or(values[sources[first]] + offset, kept, read_kept[first]), weights[first]
             if first == last:
-                found[position] |= _scale(to, at, weights[first], count, streams, kept)
+                found[position] |= _scale(to, at, weight, count, streams, kept)
                 continue
-            weight = weights[first]
             for term in range(first + 1, last + 1):
-                row = read_kept[term]
-                other_at = values[sources[term]] + offset if row < 0 else _row(kept, row)
+                other_at = _kept_or(values[sources[term]] + offset, kept, read_kept[term])
                 target = to if term == last else sum_so_far
                 bad = _add(target, at, weight, other_at, weights[term], count, streams and term == last, kept)
                 if term == first + 1:
@@ -230,6 +227,12 @@ def _mix(
 def _row(kept: Array, row: int) -> Any:
     """Return the address of a row."""
     return np.uint64(kept.ctypes.data) + np.uint64(row * kept.shape[1] * kept.itemsize)
+
+
+@compiled
+def _kept_or(at: Any, kept: Array, row: int) -> Any:
+    """Return the address of a row; `at` if there is none, as its number is negative."""
+    return at if row < 0 else _row(kept, row)
 
 
 @compiled

@@ -6,7 +6,6 @@ import itertools
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable
 
 from hocket.errors import TransportError
@@ -16,10 +15,6 @@ from hocket.transport.request import Request
 from hocket.transport.signals import Bells, Event, Wake
 
 __all__ = ["Activity", "ProgressEngine", "pause_s"]
-
-# A look costs 2 to 3 us. With an exchange for each of 161 layers, looking at all of them at each layer would take 30 ms
-# of a step; and any look has MPI go on with everything.
-_LOOKS_AT_A_TIME = 8
 
 # How long a thread sleeps between looks, by the time since something last happened, both in seconds. Measured with 32
 # idle ranks on 2 cores: looks every 0.1 ms burn 1.35 cores and notice within 0.43 ms; every 5 ms 0.10 cores and 7.8 ms.
@@ -80,8 +75,7 @@ class ProgressEngine(ABC):
 
     def __init__(self) -> None:
         self.error: TransportError | None = None
-        # In turns: whoever has been looked at goes behind the others.
-        self._watched: OrderedDict[int, Callable[[], bool]] = OrderedDict()
+        self._looks: list[Callable[[], object]] = []
         self._peer: Peer | None = None
         self._wake: Wake | None = None
         self._activities: dict[int, Activity] = {}
@@ -92,22 +86,14 @@ class ProgressEngine(ABC):
         self._unheard = False
         self._quiet_since_s: float | None = None
 
-    # ------------------------------------------------------------------------------- requests of the training thread
+    # ------------------------------------------------------------------------------- for the training thread
 
-    def watch(self, request: Request, look: Callable[[], bool] | None = None) -> None:
-        """Advance `request` in `advance` from now on, until it is done or `unwatch` is called.
+    def watch(self, look: Callable[[], object]) -> None:
+        """Call `look` in each `advance` from now on: it advances requests that are the training thread's in every mode.
 
-        It stays the training thread's, in every mode: with MPI two threads must not look at one request at once.
-
-        Args:
-            request: under way.
-            look: what to call in place of `request.done`.
+        With MPI two threads must not look at one request at once.
         """
-        self._watched[id(request)] = look or request.done
-
-    def unwatch(self, request: Request) -> None:
-        """Drop `request`, as it was waited for; some steps never call `advance`."""
-        self._watched.pop(id(request), None)
+        self._looks.append(look)
 
     def carry(self, request: Request, peer: Peer, name: str) -> Request:
         """Advance `request` while the training thread computes, if this engine can; return the request to use.
@@ -120,15 +106,13 @@ class ProgressEngine(ABC):
         return request
 
     def advance(self) -> None:
-        """Look at a few operations under way, in turns; called where the training thread can spare microseconds.
+        """Look at a few operations under way; called where the training thread can spare microseconds.
 
         Raises:
             TransportError: an exchange failed.
         """
-        for _ in range(min(len(self._watched), _LOOKS_AT_A_TIME)):
-            key, look = self._watched.popitem(last=False)
-            if not look():
-                self._watched[key] = look
+        for look in self._looks:
+            look()
 
     # ------------------------------------------------------------------------------------------------- activities
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._autograd import _profiler_enabled
 from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, _engine_run_backward, get_gradient_edge
@@ -26,6 +27,7 @@ __all__ = [
     "current_backward",
     "is_compiled",
     "is_nested_backward",
+    "is_profiled",
     "is_sharded_by_fsdp",
     "notices_steps",
     "outside_of_dynamo",
@@ -40,6 +42,9 @@ _RUN_NODE = BackwardCFunction.apply.__code__
 
 #: What torch wraps around the `step` of all optimizers.
 _STEP = Optimizer.profile_hook_step(lambda: None).__code__
+
+#: Returns whether a profiler of torch records this thread.
+is_profiled = _profiler_enabled
 
 #: Where torch has its distributed checkpoints, if they are in use.
 _CHECKPOINTS = "torch.distributed.checkpoint.state_dict"

@@ -11,12 +11,12 @@ from hocket.trace.record import Recorder, SpanKind
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
-from hocket.transport.wrapper import WrapperLane, WrapperPeer, WrapperRequest
+from hocket.transport.wrapper import WrapperLane, WrapperPeer
 
 __all__ = ["TracedPeer"]
 
 
-class TracedRequest(WrapperRequest):
+class TracedRequest(Request):
     """A request that records the end of an operation, as this rank saw it, and the waits for it.
 
     Args:
@@ -26,17 +26,17 @@ class TracedRequest(WrapperRequest):
         what: the operation and its lane, for waits.
     """
 
-    __slots__ = ("_recorder", "_span", "_what")
+    __slots__ = ("_held", "_recorder", "_span", "_what")
 
     def __init__(self, held: Request, recorder: Recorder, span: int, what: str) -> None:
-        super().__init__(held)
+        self._held = held
         self._recorder = recorder
         self._span: int | None = span
         self._what = what
 
     def done(self) -> bool:
         try:
-            finished = self.held.done()
+            finished = self._held.done()
         except BaseException as error:
             self._end(error)
             raise
@@ -46,11 +46,11 @@ class TracedRequest(WrapperRequest):
 
     def wait(self, timeout_s: float | None = None) -> Any:
         if self._span is None:
-            return self.held.wait(timeout_s)
+            return self._held.wait(timeout_s)
         wait = self._recorder.begin(SpanKind.WAIT, self._what) if self._recorder.in_training_thread else None
         failure: BaseException | None = None
         try:
-            return self.held.wait(timeout_s)
+            return self._held.wait(timeout_s)
         except BaseException as error:
             failure = error
             raise
@@ -59,8 +59,12 @@ class TracedRequest(WrapperRequest):
             if wait is not None:
                 self._recorder.end(wait)
 
+    @property
+    def result(self) -> Any:
+        return self._held.result
+
     def withdraw(self) -> None:
-        self.held.withdraw()
+        self._held.withdraw()
         self._end("withdrawn")
 
     def __del__(self) -> None:

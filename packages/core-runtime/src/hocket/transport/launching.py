@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol, TextIO
 
@@ -135,16 +135,26 @@ def launch(
     """
     allow_files(ranks)
     hosts = starter.hosts
-    here, most = ranks, ranks
-    if hosts:
-        here = sum(host.ranks for host in hosts if are_here([host]))
-        most = max(host.ranks for host in hosts)
+    here = sum(host.ranks for host in hosts if are_here([host])) if hosts else ranks
+    most = max((host.ranks for host in hosts), default=ranks)
     variables = {**variables_of_ranks(most), PID_FOLDER_VARIABLE: str(folder), **(environment or {})}
     note_host(folder)
     report = Report(folder, here)
     job = starter.start(ranks, program, variables, report)
     ended_by = _JobEnd(job, folder)
     report.end = ended_by.terminate
+    readers = _copy_output(job, report)
+    ask = (lambda: ask_ranks(folder, ranks)) if here == ranks else (lambda: _ask_all(job))
+    interrupted = _wait(ended_by, report, ask)
+    if job.returncode != 0 or report.status != 0:
+        _end_stragglers(folder)
+    for reader in readers:
+        reader.join(_TERMINATION_TIMEOUT_S)
+    return _conclude(ended_by, report, interrupted, hosts, here)
+
+
+def _copy_output(job: RunningJob, report: Report) -> list[threading.Thread]:
+    """Begin to copy the launcher's output to this process's, but for what the report takes; return the threads."""
     readers = [
         threading.Thread(target=JobOutput(report, rule, _writer(ours)).copy, args=(theirs,), daemon=True)
         for theirs, rule, ours in ((job.stdout, "=", sys.stdout), (job.stderr, "-", sys.stderr))
@@ -152,36 +162,46 @@ def launch(
     ]
     for reader in readers:
         reader.start()
-    ask = (lambda: ask_ranks(folder, ranks)) if here == ranks else (lambda: _ask_all(job))
-    interrupted = _wait(ended_by, report, ask)
-    if job.returncode != 0 or report.status != 0:
-        _end_stragglers(folder)
-    for reader in readers:
-        reader.join(_TERMINATION_TIMEOUT_S)
+    return readers
+
+
+def _conclude(
+    job: _JobEnd, report: Report, interrupted: signal.Signals | None, hosts: Sequence[Host], here: int
+) -> int:
+    """Say in a line why the ranks have ended, and return the exit status.
+
+    Args:
+        job: the ended job.
+        report: on the ranks' ends.
+        interrupted: the signal that arrived meanwhile, if any.
+        hosts: those that they ran on; none for this host.
+        here: number of ranks of this host.
+    """
     if report.saved and (interrupted in _ASKING_SIGNALS or report.status == _ASKED_STATUS):
         return _ASKED_STATUS
-    came_to_its_end = not ended_by.terminated and job.returncode == 0 and not report.message
-    if interrupted is not None and not came_to_its_end:
-        print(f"hocket: {interrupted.name}: all ranks were ended", file=sys.stderr)
+    code = job.launcher.returncode
+    if interrupted is not None and (job.terminated or code != 0 or report.message):
+        _say(f"{interrupted.name}: all ranks were ended")
         return 128 + interrupted
-    status = report.status or noted_status(folder) or _as_shells_say(job.returncode)
+    status = report.status or noted_status(report.folder) or _as_shells_say(code)
+    elsewhere = [host.name for host in hosts if not are_here([host])]
     if report.message:
-        print(f"hocket: {report.message}", file=sys.stderr)
+        _say(report.message)
     elif status != 0 and not report.has_reason:
-        elsewhere = [host.name for host in hosts if not are_here([host])]
         if elsewhere and report.num_joined == 0 and (here or status == _NOT_REACHED):
-            print(
-                f"hocket: no rank has started (exit code {status}): see the launcher's message above. Each of "
-                f"{', '.join(elsewhere)} has to be reachable without a password: `ssh {elsewhere[-1]} true`",
-                file=sys.stderr,
+            _say(
+                f"no rank has started (exit code {status}): see the launcher's message above. Each of "
+                f"{', '.join(elsewhere)} has to be reachable without a password: `ssh {elsewhere[-1]} true`"
             )
         else:
-            print(
-                f"hocket: the ranks ended with exit code {status}, without an error message", file=sys.stderr
-            )
+            _say(f"the ranks ended with exit code {status}, without an error message")
     if status != 0 and report.wants_process_group:
-        print(f"hocket: {_NO_PROCESS_GROUP}", file=sys.stderr)
+        _say(_NO_PROCESS_GROUP)
     return status
+
+
+def _say(text: str) -> None:
+    print(f"hocket: {text}", file=sys.stderr)
 
 
 def _ask_all(job: RunningJob) -> bool:
@@ -234,8 +254,7 @@ class _JobEnd:
         """End ranks or launcher if their time is over."""
         now_s = time.monotonic()
         if now_s > self._kill_s:
-            text = f"mpiexec did not end the job within {_TERMINATION_TIMEOUT_S:.0f} s, and was killed"
-            print(f"hocket: {text}", file=sys.stderr)
+            _say(f"mpiexec did not end the job within {_TERMINATION_TIMEOUT_S:.0f} s, and was killed")
             self.launcher.kill()
         elif now_s > self._terminate_s:
             self.terminate()
@@ -252,6 +271,23 @@ def _wait(job: _JobEnd, report: Report, pass_on: Callable[[], bool]) -> signal.S
         report: on the ranks' ends.
         pass_on: passes a request to end on to them, or returns False if it cannot.
     """
+    with _signals(job, pass_on) as received:
+        while True:
+            try:
+                job.launcher.wait(1.0)
+                break
+            except subprocess.TimeoutExpired:
+                job.look()
+                if has_noted_ending(report.folder) and not job.terminated:
+                    job.terminate()  # Open MPI's takes 5 s and more to end the others, with ULFM
+                elif report.cause or some_have_died(report.folder):
+                    job.terminate_after(_OUTLIVING_TIMEOUT_S)
+    return received[0] if received else None
+
+
+@contextlib.contextmanager
+def _signals(job: _JobEnd, pass_on: Callable[[], bool]) -> Iterator[list[signal.Signals]]:
+    """Handle signals as `_wait` says, and give the list that they are noted in."""
     received: list[signal.Signals] = []
 
     def end(number: int, frame: object) -> None:
@@ -272,20 +308,10 @@ def _wait(job: _JobEnd, report: Report, pass_on: Callable[[], bool]) -> signal.S
     previous = {s: signal.signal(s, end) for s in heeded}
     previous |= {s: signal.signal(s, ask) for s in _ASKING_SIGNALS}
     try:
-        while True:
-            try:
-                job.launcher.wait(1.0)
-                break
-            except subprocess.TimeoutExpired:
-                job.look()
-                if has_noted_ending(report.folder) and not job.terminated:
-                    job.terminate()  # Open MPI's takes 5 s and more to end the others, with ULFM
-                elif report.cause or some_have_died(report.folder):
-                    job.terminate_after(_OUTLIVING_TIMEOUT_S)
+        yield received
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return received[0] if received else None
 
 
 def _end_stragglers(folder: Path) -> None:

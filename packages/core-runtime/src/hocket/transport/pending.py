@@ -13,21 +13,17 @@ from hocket.transport.request import Request
 from hocket.transport.status import WaitSite
 from hocket.transport.waiting import WaitsInARow, back_off_s, never, poll_briefly, wait
 
-__all__ = ["Advancing", "PendingCall", "Progress"]
-
-
-class Advancing(Protocol):
-    """An operation that other ranks wait for."""
-
-    def advance(self) -> bool:
-        """Advance without waiting; return whether other ranks need nothing more of it."""
+__all__ = ["PendingCall", "Progress"]
 
 
 class Progress:
-    """The unfinished operations of a rank; a wait for one advances them all.
+    """The registry of a rank's unfinished operations; a wait for one advances them all.
 
     Other ranks need this rank's share of each, and may wait for them in another order. A rank has one, in the world and
     all of its groups. On `virtual` it stays empty, as the simulation ends operations.
+
+    An operation is kept as a function that advances it without waiting, and returns whether other ranks need nothing
+    more of it.
 
     Args:
         move_messages: a look at the transport that moves its messages; None if they move by themselves.
@@ -35,21 +31,21 @@ class Progress:
 
     def __init__(self, move_messages: Callable[[], object] | None = None) -> None:
         self._move_messages = move_messages
-        self._unfinished: dict[int, Advancing] = {}
-        self._dropped: deque[Advancing] = deque()
+        self._unfinished: dict[Callable[[], bool], None] = {}  # in the order of additions
+        self._dropped: deque[Callable[[], bool]] = deque()
         self._messages = 0
         self._counting = threading.Lock()
         # One thread advances at a time; a wait within what it advances does not.
         self._advancing = threading.Lock()
 
-    def add(self, operation: Advancing) -> None:
+    def add(self, advance: Callable[[], bool]) -> None:
         """Advance an operation in every wait, from now on until it is done."""
-        if not operation.advance():
-            self._unfinished[id(operation)] = operation
+        if not advance():
+            self._unfinished[advance] = None
 
-    def keep(self, operation: Advancing) -> None:
+    def keep(self, advance: Callable[[], bool]) -> None:
         """Keep an operation that its caller has dropped until it is done; cheap, as `__del__` calls it."""
-        self._dropped.append(operation)
+        self._dropped.append(advance)
 
     def begin_message(self) -> None:
         """Note a message under way that needs looks to move, and look at one dropped operation."""
@@ -71,9 +67,9 @@ class Progress:
         """Tell whether any operation is not done."""
         return bool(self._unfinished or self._dropped)
 
-    def is_only(self, operation: Advancing) -> bool:
-        """Return whether `operation` is the only unfinished one, messages included."""
-        return not self._messages and list(self._unfinished) == [id(operation)]
+    def is_only(self, advance: Callable[[], bool]) -> bool:
+        """Return whether the operation of `advance` is the only unfinished one, messages included."""
+        return not self._messages and list(self._unfinished) == [advance]
 
     def advance(self) -> None:
         """Look once at each unfinished operation, and at one dropped one.
@@ -95,17 +91,17 @@ class Progress:
                 self._advancing.release()
 
     def _look(self) -> None:
-        for operation in list(self._unfinished.values()):  # what advances may add others
-            if operation.advance():
-                self._unfinished.pop(id(operation), None)
+        for advance in list(self._unfinished):  # what advances may add others
+            if advance():
+                self._unfinished.pop(advance, None)
         self._look_at_a_dropped_one()
 
     def _look_at_a_dropped_one(self) -> None:
         """Look at the next dropped operation in turn, as a look at one moves all messages."""
         if self._dropped:
-            operation = self._dropped.popleft()
-            if not operation.advance():
-                self._dropped.append(operation)
+            advance = self._dropped.popleft()
+            if not advance():
+                self._dropped.append(advance)
 
     def _count_messages(self, more: int) -> None:
         with self._counting:

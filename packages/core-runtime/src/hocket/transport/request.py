@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 __all__ = ["RANKS_DIVERGED", "Finished", "FunctionRequest", "Request"]
@@ -58,7 +59,8 @@ class Request(ABC):
         """Return a request that is done once this one is and `act` has been called with its result.
 
         `act` runs in the thread that finds this one done, and returns the new request's result. If that is another
-        request, the new one is done once that is, and has its result. Use only the new request from now on.
+        request, the new one is done once that is, and has its result; if it raises, so does whoever asks for the end.
+        Use only the new request from now on.
         """
         return _Then(self, act)
 
@@ -143,7 +145,9 @@ class _Then(Request):
 
     def done(self) -> bool:
         held = self._held
-        if held is not None and held.done():
+        if (
+            held is not None and held.done() and self._held is held
+        ):  # else a look within it has found this done
             self._finish(held.result)
         return self._held is None
 
@@ -155,8 +159,12 @@ class _Then(Request):
         return self._result
 
     def _finish(self, given: Any) -> None:
-        self._held = None
-        result = self._act(given)
+        held, self._held = self._held, None
+        try:
+            result = self._act(given)
+        except Exception as error:
+            self._held, self._act = held, partial(_fail, error)  # for whoever asks again
+            raise
         if isinstance(result, Request):
             self._held, self._act = result, _itself
         else:
@@ -173,6 +181,10 @@ class _Then(Request):
 
 def _itself(given: Any) -> Any:
     return given
+
+
+def _fail(error: Exception, given: Any) -> Any:
+    raise error
 
 
 class _All(Request):

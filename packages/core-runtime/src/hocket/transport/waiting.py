@@ -127,29 +127,22 @@ def wait(
     is_in_vain: Callable[[], bool] = never,
     now: Callable[[], float] = time.monotonic,
 ) -> float:
-    """Block until `until()` is true: every wait of a rank runs through here, except in the simulation.
+    """Block until `until()` is true and return the wait's seconds: all waits but the simulation's run through here.
 
     Args:
         until: returns whether the wait has ended; advances the operation where looks do so.
         timeout_s: seconds to wait at most.
-        describe: returns the waiting and the awaited ranks and the operation, given a phrase on the time; called for
-            errors and reports only.
-        sleep: sleeps until another look makes sense, given the wait's length so far and the longest sleep,
-            `CHECK_EVERY_S` or less, in seconds.
+        describe: returns who waits for whom and what, given a phrase on the time; for errors and reports only.
+        sleep: sleeps until another look makes sense, given the seconds waited and the most to sleep (`CHECK_EVERY_S`).
         check: checks that all ranks live, between looks.
-        is_in_vain: returns every `DOUBT_EVERY_S` whether to give up before the time is over; not at once, as others may
-            have waited for this rank.
+        is_in_vain: asked every `DOUBT_EVERY_S`, not at once, as others may have waited for this rank; True gives up.
         now: the clock, in seconds.
-
-    Returns:
-        The length of the wait, in seconds.
 
     Raises:
         ExchangeTimeoutError: not in time, or given up; contains the result of `describe`.
         PeerLostError: raised by `check` or `until`.
     """
-    start_s = now()
-    reported, next_doubt_s = False, DOUBT_EVERY_S
+    start_s, reported, next_doubt_s = now(), False, DOUBT_EVERY_S
     while not until():
         waited_s = now() - start_s
         if waited_s >= timeout_s:

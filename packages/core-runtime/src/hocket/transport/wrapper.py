@@ -9,40 +9,13 @@ unless a subclass puts another one in place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from hocket.arrays import Array, Buffer
 from hocket.transport.lane import Lane, Mixer
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
 
-__all__ = ["WrapperLane", "WrapperPeer", "WrapperRequest"]
-
-
-class WrapperRequest(Request):
-    """A request around another.
-
-    Attributes:
-        held: the inner request.
-    """
-
-    __slots__ = ("held",)
-
-    def __init__(self, held: Request) -> None:
-        self.held = held
-
-    def done(self) -> bool:
-        return self.held.done()
-
-    def wait(self, timeout_s: float | None = None) -> Any:
-        return self.held.wait(timeout_s)
-
-    @property
-    def result(self) -> Any:
-        return self.held.result
-
-    def withdraw(self) -> None:
-        self.held.withdraw()
+__all__ = ["WrapperLane", "WrapperPeer"]
 
 
 class WrapperLane(Lane):

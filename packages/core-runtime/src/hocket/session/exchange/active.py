@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from itertools import islice
+from typing import Any, NoReturn
 
-from torch.autograd import profiler
+from torch.autograd.profiler import record_function
 
-from hocket.checkpoint.tree import flatten
 from hocket.collective.api import Channel, Outcome
 from hocket.compressor.api import footprint_of
+from hocket.errors import UserError
 from hocket.progress import ProgressEngine
 from hocket.segment.segment import Segment
 from hocket.session.exchange.send_window import SendWindow
-from hocket.session.exchange.strides import check_strides, strides_of
+from hocket.session.torch_internals import is_profiled
 from hocket.strategy.exchange import GRADIENTS, Exchange, ProgressMode
 from hocket.trace import ExchangeEvent, Observer
 from hocket.transport.network import NetworkModel
@@ -31,6 +31,9 @@ __all__ = ["Counters", "ActiveExchange"]
 # Bytes do not depend on it.
 _NETWORK = NetworkModel()
 _NOTHING: AbstractContextManager[object] = nullcontext()
+# A look costs 2 to 3 us. With an exchange for each of 161 layers, looking at all of them at each layer would take 30 ms
+# of a step; and any look has MPI go on with everything.
+_LOOKS_AT_A_TIME = 8
 
 
 @dataclass
@@ -102,14 +105,16 @@ class ActiveExchange:
     ordered: bool = False
     rounds: dict[int, int] = field(default_factory=dict)
     _requests: dict[int, Request] = field(default_factory=dict)
-    # The events of the requests under way, by their identity; None where there is no observer.
-    _events: dict[int, ExchangeEvent | None] = field(default_factory=dict)
+    # The requests of exchanges that nobody has found over, the next to be looked at first; their events are None where
+    # there is no observer.
+    _under_way: OrderedDict[Request, ExchangeEvent | None] = field(default_factory=OrderedDict)
     _expected: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rounds = {segment.index: 0 for segment in self.segments}
         for segment in self.segments:
             segment.wait_by(partial(self._wait_for_device, segment.name))
+        self.progress.watch(self.look)
 
     def _wait_for_device(self, name: str, over: Callable[[], bool]) -> None:
         """Wait for a device's work that depends on other ranks, and check meanwhile that they live."""
@@ -177,7 +182,6 @@ class ActiveExchange:
                 self.rounds[group[0].index],
                 sum(map(self._expected_bytes, group)),
             )
-        self.progress.watch(request, partial(self._is_over, request))
         packing = self.channel.packing
         for segment in group:
             self._requests[segment.index] = request
@@ -203,12 +207,22 @@ class ActiveExchange:
         except Exception as error:
             self._note_end(event, error)
             raise
-        self._events[id(request)] = event
+        self._under_way[request] = event
         return request
+
+    def look(self) -> None:
+        """Look at a few exchanges under way, in turns; never blocks.
+
+        Raises:
+            TransportError: one of them failed.
+        """
+        for request in list(islice(self._under_way, _LOOKS_AT_A_TIME)):
+            if not self._is_over(request):
+                self._under_way.move_to_end(request)
 
     def _is_over(self, request: Request) -> bool:
         """Return whether an exchange is over, and note its end; never blocks."""
-        if id(request) not in self._events:
+        if request not in self._under_way:
             return True
         try:
             over = request.done()
@@ -221,9 +235,9 @@ class ActiveExchange:
 
     def _wait(self, request: Request) -> Any:
         """Wait for an exchange, note the wait and the end, and return its result."""
-        if id(request) not in self._events:
+        if request not in self._under_way:
             return request.wait()
-        event, start_s = self._events[id(request)], self.peer.clock.now()
+        event, start_s = self._under_way[request], self.peer.clock.now()
         failure: BaseException | None = None
         try:
             return request.wait()
@@ -238,8 +252,8 @@ class ActiveExchange:
             self._end(request, failure)
 
     def _end(self, request: Request, error: BaseException | None = None) -> None:
-        if id(request) in self._events:  # an operation that a wait advanced may have found this over, too
-            self._note_end(self._events.pop(id(request)), error)
+        if request in self._under_way:  # an operation that a wait advanced may have found this over, too
+            self._note_end(self._under_way.pop(request), error)
 
     def _note_end(self, event: ExchangeEvent | None, error: BaseException | None) -> None:
         end_s = self.peer.clock.now()
@@ -282,6 +296,10 @@ class ActiveExchange:
         for copy in copies:  # compressors read and write on the device, and wait for it all the same
             copy.wait()
         request = self.channel.start(group, round)
+        if not isinstance(request, Request):
+            self._refuse_result(
+                "returned", request, "a request", "return what the lane or its `then` returns"
+            )
         return self.progress.carry(request, self.peer, name) if threaded else request
 
     def arrived(self, segment: Segment) -> bool:
@@ -294,16 +312,28 @@ class ActiveExchange:
 
         Raises:
             ExchangeTimeoutError: some rank did not answer in time.
+            UserError: the collective is wrong, as no outcome has come.
         """
         self._turns.begin(segment)
         with _profiled("wait for", segment.name):
-            outcome: Outcome = self._wait(self._requests[segment.index])
+            outcome = self._wait(self._requests[segment.index])
+        if not isinstance(outcome, Outcome):
+            how = "return Outcome(round, included=True, num_active=size) from the function given to `then`"
+            self._refuse_result("gave a request that ended with", outcome, "an Outcome", how)
         return outcome
+
+    def _refuse_result(self, verb: str, result: object, due: str, how: str) -> NoReturn:
+        """Refuse what a collective gives in place of a request or an outcome: a mistake of its author."""
+        channel, collective = type(self.channel), type(self.exchange.collective)
+        raise UserError(
+            f"{self.exchange.name}: {channel.__qualname__}.start of collective {collective.__qualname__} "
+            f"({channel.__module__}) {verb} {result!r}, and {due} is due: {how}"
+        )
 
     def finish(self, segment: Segment) -> Outcome:
         """Wait until `segment.incoming` holds this round's combination; end the round."""
         outcome = self.wait(segment)
-        self.progress.unwatch(self._requests.pop(segment.index))
+        del self._requests[segment.index]
         self.rounds[segment.index] += 1
         if self.exchange.slot == GRADIENTS or self.exchange.collective.traits.needs_thread:
             self.counters.outcomes += 1
@@ -344,48 +374,6 @@ class ActiveExchange:
         self.rounds = {index: rounds.get(str(index), least) for index in self.rounds}
         self.channel.resume(self.rounds, None)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a resumed run: rounds, the channel's state, received but unmerged results.
-
-        Waits for exchanges under way without ending their rounds: a run continues the same whether it is saved or not.
-        """
-        pending = {}
-        for segment in self.segments:
-            if self.started(segment):
-                outcome = self.receive(segment)
-                pending[segment.index] = {
-                    "outcome": dataclasses.astuple(outcome),
-                    "outgoing": segment.outgoing[: segment.numel],
-                    "incoming": segment.incoming[: segment.numel],
-                    "companions": segment.incoming_trailer,
-                }
-        rounds = {str(index): round for index, round in self.rounds.items()}
-        return {
-            "rounds": rounds,
-            "channel": self.channel.state_dict(),
-            "pending": pending,
-            "strides": strides_of(self.segments),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a result of `state_dict` on this rank; no exchange is under way.
-
-        Raises:
-            CheckpointError: the saved parameters' elements lay in another order, and that matters.
-        """
-        if state["pending"] or flatten(state["channel"])[1]:
-            check_strides(self.exchange.name, strides_of(self.segments), state["strides"])
-        self.rounds = {segment.index: state["rounds"][str(segment.index)] for segment in self.segments}
-        # What is pending has been started.
-        begun = {index: round + (index in state["pending"]) for index, round in self.rounds.items()}
-        self.channel.resume(begun, state["channel"])
-        for segment in self.segments:
-            if segment.index not in state["pending"]:
-                continue
-            saved = state["pending"][segment.index]
-            segment.restore(saved["outgoing"], saved["incoming"], saved["companions"])
-            self._requests[segment.index] = Finished(Outcome(*saved["outcome"]))
-
     @property
     def idle(self) -> bool:
         """Tell whether no segment of this exchange is under way."""
@@ -395,6 +383,6 @@ class ActiveExchange:
 def _profiled(what: str, name: str) -> AbstractContextManager[object]:
     """Return a context that is a range of torch's profiler, `hocket: what name`; 0.1 us if no profiler runs."""
     # A range that nobody records would take 5 us.
-    if not profiler._is_profiler_enabled:
+    if not is_profiled():
         return _NOTHING
-    return profiler.record_function(f"hocket: {what} {name}")
+    return record_function(f"hocket: {what} {name}")

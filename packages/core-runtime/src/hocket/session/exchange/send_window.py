@@ -61,7 +61,7 @@ class SendWindow:
                 self._room_bytes = _FIRST_BYTES
         self._waiting[segment.index] = segment
         if first:
-            self._exchange.peer.progress.add(self)
+            self._exchange.peer.progress.add(self.advance)
 
     def begin(self, segment: Segment) -> None:
         """Begin a segment now, and those before it."""

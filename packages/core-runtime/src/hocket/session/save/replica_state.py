@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from hocket.checkpoint.files import (
 )
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, HocketError
+from hocket.session.save.exchange_state import load_exchange, state_of_exchange
 from hocket.session.save.module_state import (
     extra_states,
     load_extra_states,
@@ -60,7 +62,7 @@ class ReplicaState:
         return {
             "model": tensors_of(self.model),
             "optimizer": self.optimizers.state_dict(),
-            "exchanges": {opened.exchange.name: opened.state_dict() for opened in self.phase.opened},
+            "exchanges": {opened.exchange.name: state_of_exchange(opened) for opened in self.phase.opened},
             "parameters": parameters,
             "late": self.stale.state_dict(),
             "dropped": {} if self.phase.account is None else self.phase.account.state_dict(),
@@ -117,7 +119,8 @@ class ReplicaState:
                     f"{where}: exchanges/{name} is missing: this rank takes part in it now, and did not when it was "
                     "saved. Place the ranks on hosts as they were"
                 )
-            load_into(opened, exchanges[name], f"{where}: exchanges/{name}")
+            with _refusing(f"{where}: exchanges/{name}: the exchange"):
+                load_exchange(opened, exchanges[name])
         self.phase.parameters.load_state_dict(read("parameters"))
         self.stale.load_state_dict(read("late"))
         if self.phase.account is not None:
@@ -192,12 +195,17 @@ def tensors_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:
 
 def load_into(given: Any, state: Any, where: str) -> None:
     """Load an object's state; a refusal becomes a CheckpointError that begins with `where`."""
-    try:
+    with _refusing(f"{where}: {type(given).__name__}"):
         given.load_state_dict(state)
+
+
+@contextmanager
+def _refusing(who: str) -> Iterator[None]:
+    """Surround the loading of a state by `who`; its error becomes a CheckpointError."""
+    try:
+        yield
     except (ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise CheckpointError(
-            f"{where}: {type(given).__name__} does not take it: {type(error).__name__}: {error}"
-        ) from error
+        raise CheckpointError(f"{who} does not take it: {type(error).__name__}: {error}") from error
 
 
 def _push_sums(file: StateFile) -> dict[str, tuple[str | None, float]]:

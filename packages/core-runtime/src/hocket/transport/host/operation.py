@@ -68,7 +68,7 @@ class HostLane:
         self._started += 1
         exchange = HostOperation(self, self._started, what, call, work, touched, touching)
         self.queue.append(exchange)
-        self.lane.peer.progress.add(exchange)
+        self.lane.peer.progress.add(exchange.advance)
         return exchange
 
 
@@ -162,7 +162,7 @@ class HostOperation(PendingCall):
 
         Another rank's mark wakes it. Other operations under way here may need it sooner, and do not wake it.
         """
-        if self._lane.peer.progress.is_only(self):
+        if self._lane.peer.progress.is_only(self.advance):
             longest_s = CHECK_EVERY_S
         behind, host = None, self._host
         if host.lock.acquire(blocking=False):

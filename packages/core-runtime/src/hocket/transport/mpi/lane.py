@@ -16,7 +16,6 @@ from hocket.transport.host import HostPeer, ProcessLane, open_host_collectives
 from hocket.transport.lane import Mixer
 from hocket.transport.mpi.pieces import cut, cut_message, fits, together
 from hocket.transport.mpi.request import CallOrder, MPIRequest
-from hocket.transport.pending import PendingCall
 from hocket.transport.request import Request
 
 __all__ = ["MPILane", "gather_rows"]
@@ -96,8 +95,54 @@ class MPILane(ProcessLane):
         return self._in_order(begin, what, as_bytes(data), other=root)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
+        """Gather the messages' lengths, and then, with one more call, their bytes; see `Lane.iallgather`."""
         check_gathering(f"rank {self.peer.world_rank}: {self.name}", send, receive, self.size)
-        return AllgathervRequest(self, self._comm, send, receive)
+        own, lengths = np.array([send.size], np.int64), np.empty(self.size, np.int64)
+        begin = partial(self._comm.Iallgather, own, lengths)
+        begun: list[Request] = []
+
+        def begin_bytes(_: object) -> Request:
+            begun.append(self._gather_bytes(send, receive, lengths.tolist()))
+            return begun[0].then(lambda _: gathered(receive, lengths.tolist()))
+
+        gathering = MPIRequest(self, "allgather", begin, own, lengths, order=self.order).then(begin_bytes)
+
+        def are_bytes_sent() -> bool:
+            if not begun:
+                gathering.done()
+            return bool(begun)
+
+        def advance() -> bool:
+            self.order.advance()
+            return bool(begun)
+
+        self.order.append(are_bytes_sent)
+        # Who waits for something else calls for the bytes meanwhile: other ranks may wait for them.
+        self.peer.progress.add(advance)
+        return gathering
+
+    def _gather_bytes(self, send: Array, receive: Array, lengths: list[int]) -> Request:
+        """Gather messages of known lengths; where these are too many bytes for one call, each rank broadcasts its own.
+
+        Args:
+            send: uint8 [n], this rank's message.
+            receive: uint8 [size, capacity].
+            lengths: the messages', by rank.
+        """
+        capacity = receive.shape[1]
+        if max(lengths) > capacity:
+            rank = self.peer.world_ranks[lengths.index(max(lengths))]
+            raise TransportError(
+                f"rank {self.peer.world_rank}: {self.name} (allgather): rank {rank} sends {max(lengths)} bytes, where "
+                f"receive has room for {capacity} here: give every rank the same capacity"
+            )
+        if not fits(receive):
+            rows = gathered(receive, lengths)
+            rows[self.rank][:] = send
+            return gather_rows(self, self._comm, "allgather", rows)
+        starts = [rank * capacity for rank in range(self.size)]
+        begin = partial(self._comm.Iallgatherv, [send, MPI.BYTE], [receive, lengths, starts, MPI.BYTE])
+        return MPIRequest(self, "allgather", begin, send, receive)
 
     def ibarrier(self) -> Request:
         return self._in_order(self._comm.Ibarrier, "barrier")
@@ -125,74 +170,6 @@ class MPILane(ProcessLane):
         if all(map(fits, buffers)):
             return call(*buffers)
         return together(call(*pieces) for pieces in zip(*map(cut, buffers), strict=True))
-
-
-class AllgathervRequest(PendingCall):
-    """A gathering of messages of different lengths: MPI's Iallgather of the lengths, then Iallgatherv of the bytes.
-
-    Where there are too many bytes for it, each rank broadcasts its own.
-
-    Args:
-        comm: the lane's communicator.
-        send: uint8 [n], this rank's message.
-        receive: uint8 [size, capacity].
-    """
-
-    __slots__ = ("_bytes", "_comm", "_gathered_lengths", "_lengths", "_receive", "_send")
-
-    _lane: MPILane
-
-    def __init__(self, lane: MPILane, comm: Any, send: Array, receive: Array) -> None:
-        super().__init__(lane, "allgather")
-        self._comm = comm
-        self._send = send
-        self._receive = receive
-        self._gathered_lengths = np.empty(lane.size, dtype=np.int64)
-        self._lengths: Request | None = None
-        self._bytes: Request | None = None
-        lane.order.append(self)
-        # Who waits for something else calls for the bytes meanwhile: other ranks may wait for them.
-        lane.peer.progress.add(self)
-
-    def advance(self) -> bool:
-        """Advance the lane, and return whether this rank's bytes are being sent."""
-        if self._bytes is None:
-            self._lane.order.advance()
-        return self._bytes is not None
-
-    def call(self) -> bool:
-        """Make the calls that are possible; return whether the second has been made."""
-        lane, comm = self._lane, self._comm
-        if self._lengths is None:
-            own = np.array([self._send.size], dtype=np.int64)
-            begin = partial(comm.Iallgather, own, self._gathered_lengths)
-            self._lengths = MPIRequest(lane, self._what, begin, own, self._gathered_lengths)
-        if not self._lengths.done():
-            return False
-        lengths, capacity = self._gathered_lengths.tolist(), self._receive.shape[1]
-        if max(lengths) > capacity:
-            rank = lane.peer.world_ranks[lengths.index(max(lengths))]
-            raise TransportError(
-                f"{self._describe()}: rank {rank} sends {max(lengths)} bytes, where receive has room for "
-                f"{capacity} here: give every rank the same capacity"
-            )
-        if not fits(self._receive):
-            rows = gathered(self._receive, lengths)
-            rows[lane.rank][:] = self._send
-            self._bytes = gather_rows(lane, comm, self._what, rows)
-            return True
-        starts = [rank * capacity for rank in range(lane.size)]
-        everyones = [self._receive, lengths, starts, MPI.BYTE]
-        begin = partial(comm.Iallgatherv, [self._send, MPI.BYTE], everyones)
-        self._bytes = MPIRequest(lane, self._what, begin, self._send, self._receive)
-        return True
-
-    def done(self) -> bool:
-        return self.advance() and self._bytes is not None and self._bytes.done()
-
-    @property
-    def result(self) -> list[Array]:
-        return gathered(self._receive, self._gathered_lengths.tolist())
 
 
 def gather_rows(lane: ProcessLane, comm: Any, what: str, rows: Sequence[Array]) -> Request:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from mpi4py import MPI
 
@@ -18,13 +18,8 @@ from hocket.transport.request import RANKS_DIVERGED
 __all__ = ["CallOrder", "MPIRequest", "begun"]
 
 
-class _Caller(Protocol):
-    def call(self) -> bool:
-        """Make the native calls that are possible; return whether none is left. Never blocks."""
-
-
 class CallOrder:
-    """The operations of a lane with native calls left to make, in the order of their requests.
+    """The native calls that a lane has left to make, in the order of their requests.
 
     MPI matches the collectives of a communicator by their order, which has to be the same on every rank. A gathering
     is two of them: its lengths, then, once all lengths are known, its bytes. That moment differs between ranks, so
@@ -32,21 +27,19 @@ class CallOrder:
     """
 
     def __init__(self) -> None:
-        self._callers: deque[_Caller] = deque()
+        self._calls: deque[Callable[[], bool]] = deque()
 
-    @property
-    def busy(self) -> bool:
-        """Tell whether a native call made now would be out of order."""
-        return bool(self._callers)
+    def append(self, call: Callable[[], bool]) -> None:
+        """Queue `call`, which makes native calls that are possible, and returns whether none is left."""
+        self._calls.append(call)
 
-    def append(self, caller: _Caller) -> None:
-        """Queue `caller`, to make its calls after those already queued."""
-        self._callers.append(caller)
-
-    def advance(self) -> None:
-        """Make the calls whose turn it is; never blocks."""
-        while self._callers and self._callers[0].call():
-            self._callers.popleft()
+    def advance(self) -> bool:
+        """Make the calls whose turn it is, and return whether none is left; never blocks."""
+        while self._calls:
+            if not self._calls[0]():
+                return False
+            self._calls.popleft()
+        return True
 
 
 def begun(lane: ProcessLane, what: str, call: Callable[[], Any]) -> Any:
@@ -94,18 +87,18 @@ class MPIRequest(PendingCall):
         self._buffers = buffers
         self._receives = receives
         self._order = order
-        if order is not None and order.busy:
-            order.append(self)
-        else:
+        if order is None or order.advance():
             self.call()
+        else:
+            order.append(self.call)
 
     def __del__(self) -> None:
         # MPI still reads and writes the buffers of a request that its caller has dropped.
         if self._request is not None and not forks.forked and not MPI.Is_finalized():
-            self._lane.peer.progress.keep(self)
+            self._lane.peer.progress.keep(self.advance)
 
     def call(self) -> bool:
-        """Make the call, in its turn."""
+        """Make the call, in its turn; return True, as none is left."""
         assert self._begin is not None
         self._request = begun(self._lane, self._what, self._begin)
         self._begin = None

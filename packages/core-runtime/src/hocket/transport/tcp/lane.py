@@ -29,7 +29,7 @@ from hocket.transport.tcp.request import (
     GatherRequest,
     Program,
     ReceiveRequest,
-    SendRequest,
+    TcpOperation,
     WireLane,
 )
 from hocket.transport.tcp.wire import Key, Wire
@@ -63,8 +63,10 @@ class TcpLane(WireLane):
 
     def isend(self, data: Array, to: int, round: int) -> Request:
         rank = self.peer.world_ranks[to]
-        key = Key(self._messages, rank, round)
-        return SendRequest(self, f"send to rank {rank}, round {round}", key, as_bytes(data), to)
+        sending = TcpOperation(self, f"send to rank {rank}, round {round}", to)
+        if self.wire.send(Key(self._messages, rank, round), as_bytes(data), 0, sending.finish):
+            sending.finish()
+        return sending
 
     def irecv(self, data: Array, source: int, round: int) -> Request:
         rank = self.peer.world_ranks[source]

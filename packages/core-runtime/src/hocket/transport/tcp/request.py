@@ -25,7 +25,7 @@ __all__ = [
     "GatherRequest",
     "Program",
     "ReceiveRequest",
-    "SendRequest",
+    "TcpOperation",
     "WireLane",
 ]
 
@@ -56,7 +56,7 @@ class WireLane(ProcessLane):
 
 
 class TcpOperation(PendingCall):
-    """An operation that any look at the wire advances."""
+    """An operation that any look at the wire advances until `finish` is called: a send, or the base of others."""
 
     __slots__ = ("_error", "_finished")
 
@@ -81,7 +81,7 @@ class TcpOperation(PendingCall):
             raise TransportError(f"{self._describe()}: {self._error}: {RANKS_DIVERGED}")
         return True
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Note that it is over."""
         self._finished = True
         self._lane.peer.progress.end_message()
@@ -89,7 +89,7 @@ class TcpOperation(PendingCall):
     def _fail(self, error: str) -> None:
         """Note that it has failed."""
         self._error = error
-        self._finish()
+        self.finish()
 
     def _may_be_brief(self) -> bool:
         return self._lane.last_wait_s < LONG_WAIT_S
@@ -101,23 +101,6 @@ class TcpOperation(PendingCall):
 
     def _is_finished(self) -> bool:
         return self._finished
-
-
-class SendRequest(TcpOperation):
-    """A message to another rank.
-
-    Args:
-        key: of the message.
-        data: uint8.
-        to: the rank of the lane that it goes to.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, lane: WireLane, what: str, key: Key, data: Array, to: int) -> None:
-        super().__init__(lane, what, to)
-        if lane.wire.send(key, data, 0, self._finish):
-            self._finish()
 
 
 class ReceiveRequest(TcpOperation):
@@ -143,13 +126,13 @@ class ReceiveRequest(TcpOperation):
         return None
 
     def arrived(self) -> None:
-        self._finish()
+        self.finish()
 
     def withdraw(self) -> None:
         with self._lane.wire.lock:
             if not self._finished:
                 self._lane.wire.withdraw(self._key, self)
-                self._finish()
+                self.finish()
 
 
 class GatherRequest(TcpOperation):
@@ -200,7 +183,7 @@ class GatherRequest(TcpOperation):
         """Note that one more message is sent, or received."""
         self._missing -= 1
         if not self._missing and not self._finished:
-            self._finish()
+            self.finish()
 
     @property
     def result(self) -> list[Array]:
@@ -302,7 +285,7 @@ class CollectiveCall(TcpOperation):
             self._performing = False
         if len(firing.done) == len(self._program.operations) and not self._finished:
             self._program.in_use = False
-            self._finish()
+            self.finish()
 
     def _perform(self, i: int) -> bool:
         """Perform an operation; return whether it is complete."""
