@@ -115,13 +115,9 @@ def read_rows(path: Path) -> dict[str, Row]:
 def configured(row: Row) -> dict[str, Any]:
     """Return a row's run: the recipe's strategy from the first step on that is not synchronous."""
     table = yaml.safe_load(TABLE.read_text())
-    first = resolved(load_run({**table["run"], "recipe": "sgd"}))["strategy"]
-    plain = resolved(load_run({**table["run"], "recipe": row.recipe}, row.set))
-    later = plain["strategy"]
-    if later != first and row.synchronous:
-        phase = {slot: later[slot] for slot in ("gradients", "parameters")}
-        plain |= {"strategy": first, "phases": {table["synchronous"]: phase}}
-    return {**plain, "name": row.recipe}
+    first = table["synchronous_steps"] if row.synchronous else 0
+    overrides = [*row.set, f"synchronous_steps={first}"]
+    return {**resolved(load_run({**table["run"], "recipe": row.recipe}, overrides)), "name": row.recipe}
 
 
 def run_of(row: Row, seed: int, out: Path) -> Run:

@@ -66,7 +66,7 @@ def test_a_row_is_a_run_of_as_many_tokens(name: str) -> None:
     assert not row.against or row.against in rows
     run = load_run(characters.configured(row))
     asked = load_run(row.recipe, [each for each in row.set if each.startswith(("gradients", "parameters"))])
-    first = load_run("sgd") if row.synchronous else asked
+    first = load_run("agd") if row.synchronous else asked
     assert run.strategy.at(0).exchanges == first.strategy.exchanges
     assert run.strategy.at(240).exchanges == asked.strategy.exchanges
     assert run.ranks is not None

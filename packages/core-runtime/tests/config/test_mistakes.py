@@ -171,7 +171,8 @@ def test_a_strategy_takes_no_settings_of_a_run() -> None:
     with pytest.raises(ConfigError) as caught:
         compose("sgd", "epochs=3")
     assert str(caught.value) == (
-        "override 'epochs=3': epochs is no part of a strategy; allowed: samples, gradients, parameters"
+        "override 'epochs=3': epochs is no part of a strategy; allowed: samples, gradients, parameters, "
+        "synchronous_steps"
     )
 
 

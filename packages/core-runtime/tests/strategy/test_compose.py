@@ -370,3 +370,28 @@ def test_what_only_a_run_reads_of_a_file_is_named_once(
     for target in (str(bare), bare, "agd", {"recipe": "agd"}):
         compose(target)
     assert not caplog.messages
+
+
+@given(
+    steps=st.integers(1, 60),
+    phase=st.integers(1, 60),
+    recipe=st.sampled_from(["periodic_average", "dpsgd", "hierarchical_sgd", "local"]),
+)
+def test_a_synchronous_start_is_a_phase_of_agd(steps: int, phase: int, recipe: str) -> None:
+    """Phases go on at their own steps; those within the start begin with what comes after it."""
+    later = {"gradients": [{"collective": "allreduce", "every": 1}], "parameters": []}
+    asked = {"recipe": recipe, "phases": {phase: later}}
+    plain = compose(asked)
+    strategy = compose(asked, f"synchronous_steps={steps}")
+    for step in range(70):
+        expected = compose("agd") if step < steps else plain.at(step)
+        assert strategy.at(step).exchanges == expected.exchanges
+    assert strategy == compose({**asked, "synchronous_steps": steps})
+    assert compose(strategy.resolved()) == strategy
+    assert compose(asked, "synchronous_steps=0") == plain
+
+
+@pytest.mark.parametrize("given_steps", ["-1", "0.25", "true", "many", "null"])
+def test_a_synchronous_start_is_a_number_of_steps(given_steps: str) -> None:
+    with pytest.raises(ConfigError, match=r"synchronous_steps=.*: synchronous_steps: got .*a number of steps, 0 or more"):
+        compose("periodic_average", f"synchronous_steps={given_steps}")

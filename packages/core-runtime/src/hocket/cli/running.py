@@ -226,7 +226,7 @@ def _announce(
 
 def _show_length(run: RunConfig, data: TaskData) -> None:
     """Print the length of a run that is not started."""
-    from hocket.strategy.unreached import unreached
+    from hocket.strategy.advice import unreached
     from hocket.training.loop import steps_per_epoch
 
     assert run.ranks is not None

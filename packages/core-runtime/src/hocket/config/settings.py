@@ -158,6 +158,8 @@ class RunSettings:
         network: the network that the virtual transport imitates and `plan` predicts for.
         compute: the time of a step's computing on the virtual transport, whose clock does not see it.
         delays: injected imbalance: the delay of each rank in each step, for any strategy; null for none.
+        synchronous_steps: the number of steps, at the beginning, with recipe `agd`'s exchange in place of the
+            strategy's own, 0 or more; a complete file has them as `phases`.
         phases: overrides of the strategy by the step from which they hold, each laid over what held before.
     """
 
@@ -198,6 +200,7 @@ class RunSettings:
     network: NetworkModel = field(default_factory=NetworkModel)
     compute: ComputeModel = field(default_factory=ComputeModel)
     delays: Delays | None = None
+    synchronous_steps: int = 0
     phases: Tree = field(default_factory=dict)
 
     def __post_init__(self) -> None:

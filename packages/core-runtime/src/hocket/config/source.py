@@ -44,7 +44,7 @@ _MOST_VALUES = 1_000_000
 _TOO_DEEP = f"nested deeper than {_DEEPEST} levels"
 
 # The keys of a file that concern its strategy.
-_OF_STRATEGIES = ("strategy", "phases", "recipe", *DESCRIPTIVE)
+_OF_STRATEGIES = ("strategy", "phases", "synchronous_steps", "recipe", *DESCRIPTIVE)
 
 #: A recipe's name, a YAML file, or a mapping with the content of one.
 Target = str | os.PathLike[str] | TreeView

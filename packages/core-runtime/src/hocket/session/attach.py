@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
@@ -31,11 +32,14 @@ from hocket.session.session import Session
 from hocket.session.statistics import check_statistics, warn_of_unsynchronised
 from hocket.session.step.optimizers import Optimizers, stepped_by
 from hocket.strategy import Strategy, check_composition, compose
+from hocket.strategy.advice import overshooting
 from hocket.trace import Observer
 from hocket.transport import join
 from hocket.transport.peer import Peer
 
 __all__ = ["attach"]
+
+_log = logging.getLogger("hocket")
 
 
 def _in_session(attach: Callable[..., Session]) -> Callable[..., Session]:
@@ -157,6 +161,8 @@ def attach(
     agree(peer, facts, refusal)
     if peer.rank == 0 and peer.size > 1:
         warn_of_unsynchronised(model)
+    for warning in overshooting(strategy) if peer.rank == 0 else ():
+        _log.warning(warning)
     return Session(
         engine.attach(
             Attachment(

@@ -18,7 +18,11 @@ from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Exchange, Overlap
 from hocket.strategy.rules import refusals
 from hocket.strategy.strategy import Phase, Strategy
 
-__all__ = ["build_strategy", "check_composition", "compose", "read_slot"]
+__all__ = ["SYNCHRONOUS_RECIPE", "build_strategy", "check_composition", "compose", "read_slot"]
+
+#: The key of the number of steps with which a strategy begins synchronously, and the recipe of these steps.
+SYNCHRONOUS_STEPS = "synchronous_steps"
+SYNCHRONOUS_RECIPE = "agd"
 
 _log = logging.getLogger("hocket")
 
@@ -35,7 +39,7 @@ def compose(target: Target | Strategy, *overrides: str, registry: Registry | Non
             one), or a strategy that was made in Python. A file holds a strategy alone (`gradients: [...]`), a recipe,
             or a run's whole configuration, whose other keys a warning names, once in a job.
         overrides: `KEY=VALUE`, applied to the target, those of a key before those of keys within it, for instance
-            `parameters.0.topology=ring`.
+            `parameters.0.topology=ring` or `synchronous_steps=240`.
         registry: the source of components; the installed plugins by default.
 
     Raises:
@@ -48,9 +52,10 @@ def compose(target: Target | Strategy, *overrides: str, registry: Registry | Non
         target = _as_file(target, registry)
     document = load_document(target, overrides, registry)
     for override in map(parse_override, overrides):
-        if override.keys[0] not in ("strategy", "recipe"):
+        if override.keys[0] not in ("strategy", "recipe", SYNCHRONOUS_STEPS):
             problem = f"{override.keys[0]} is no part of a strategy"
-            raise ConfigError(f"{override.origin.label}: {problem}; allowed: {', '.join(SLOTS)}")
+            allowed = ", ".join((*SLOTS, SYNCHRONOUS_STEPS))
+            raise ConfigError(f"{override.origin.label}: {problem}; allowed: {allowed}")
     document.root.check_keys((*ROOT_KEYS, *SLOTS))
     name = document.tree.get("name")
     strategy = build_strategy(document, registry, None if name is None else str(name))
@@ -86,7 +91,28 @@ def build_strategy(document: Document, registry: Registry, name: str | None) -> 
         Phase(step, _build(changed.root.child("strategy"), registry, name))
         for step, changed in phase_documents(document)
     )
-    return replace(_build(document.root.child("strategy"), registry, name), phases=phases)
+    strategy = replace(_build(document.root.child("strategy"), registry, name), phases=phases)
+    return _begun_synchronously(strategy, document.root.child(SYNCHRONOUS_STEPS), registry)
+
+
+def _begun_synchronously(strategy: Strategy, where: Location, registry: Registry) -> Strategy:
+    """Return a strategy whose first steps exchange as recipe `agd` does; what it is then, it is as a phase.
+
+    Raises:
+        ConfigError: the number of steps is none.
+    """
+    steps = where.value
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+        raise where.error(f"got {where.given}", "a number of steps, 0 or more")
+    if steps == 0:
+        return strategy
+    document = load_document(SYNCHRONOUS_RECIPE, (), registry)
+    later = (phase for phase in strategy.phases if phase.step > steps)
+    return replace(
+        _build(document.root.child("strategy"), registry, strategy.name),
+        samples=strategy.samples,
+        phases=(Phase(steps, strategy.at(steps)), *later),
+    )
 
 
 def _build(where: Location, registry: Registry, name: str | None) -> Strategy:

@@ -183,5 +183,6 @@ def resolved(run: RunConfig, registry: Registry | None = None) -> Tree:
         plain["task"] = describe(build_task(run, registry), registry)
     plain["strategy"] = run.strategy.resolved(registry)
     plain["phases"] = plain["strategy"].pop("phases")
+    plain["synchronous_steps"] = 0  # they are among the phases
     del plain["strategy"]["name"]
     return plain

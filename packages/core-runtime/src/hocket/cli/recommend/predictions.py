@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hocket.cli.recommend.candidates import CandidateStrategy
 from hocket.errors import HocketError
 from hocket.plan.advice import CLOSE, PLAIN, Prediction, predict
+from hocket.strategy.compose import SYNCHRONOUS_RECIPE
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig
 
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
     from hocket.delays import Delays
     from hocket.plan.plan import Plan
 
-__all__ = ["SYNCHRONOUS", "Predictions"]
-
-#: The recipe of the first steps in runs whose accuracy was measured.
-SYNCHRONOUS = "sgd"
+__all__ = ["Predictions"]
 
 
 class Predictions:
@@ -69,7 +67,7 @@ class Predictions:
         candidate = self.candidates[name]
         begun = [(fraction, candidate.of_start(place)) for place, (fraction, _) in enumerate(candidate.start)]
         if not begun and candidate.synchronous_fraction:
-            begun = [(candidate.synchronous_fraction, SYNCHRONOUS)]
+            begun = [(candidate.synchronous_fraction, SYNCHRONOUS_RECIPE)]
         own = self.of(name, where, bandwidth)
         if own is None:
             return None

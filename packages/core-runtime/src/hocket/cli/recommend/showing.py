@@ -9,13 +9,14 @@ from hocket.cli.plan_text import ASSUMED_OVERLAP, title
 from hocket.cli.printing import say
 from hocket.cli.recommend.candidates import NOTHING, CandidateStrategy
 from hocket.cli.recommend.options import Asked
-from hocket.cli.recommend.predictions import SYNCHRONOUS, Predictions
+from hocket.cli.recommend.predictions import Predictions
 from hocket.cli.table import format_bytes, format_seconds, show_table
 from hocket.installing import how_to_install
 from hocket.plan.advice import CLOSE, PLAIN, least_bandwidth, most_hosts
 from hocket.plan.links import WITHIN_A_HOST
 from hocket.plan.models import MATRICES
 from hocket.plugin.discovery import KNOWN_WORDS, TASKS
+from hocket.strategy.compose import SYNCHRONOUS_RECIPE
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig
 
@@ -205,8 +206,8 @@ def assumptions(
             f"{fractions[test]:.0%} in {of}" for test, of in _tests(shown).items() if test in fractions
         )
         lines.append(
-            f"As tested: accuracy was measured in runs that begin with {SYNCHRONOUS} steps ({begun}); this is the mean "
-            "step of such a run. docs/choosing.md has a file that begins so."
+            f"As tested: accuracy was measured in runs that begin with steps of {SYNCHRONOUS_RECIPE} ({begun}); this is "
+            "the mean step of such a run. Set synchronous_steps to that share of your steps."
         )
     for each in shown:
         if each.start:

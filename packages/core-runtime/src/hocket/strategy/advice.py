@@ -1,17 +1,22 @@
-"""Parts of a strategy that a run ends too early to reach."""
+"""Warnings about strategies that are allowed: parts that a run never reaches, and outer steps that overshoot."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hocket.outer.sgd import Sgd
 from hocket.strategy.exchange import Every
 from hocket.strategy.strategy import Phase, Strategy
 
-__all__ = ["unreached"]
+__all__ = ["overshooting", "unreached"]
 
 # Lost last steps are reported from this share of all steps on: a few steps are lost wherever training ends.
 _MUCH = 0.1
 _LONGER = "raise steps or epochs"
+
+# Outer steps of this momentum, or more, diverge from good ones where they come in shorter periods from the first step on.
+_STRONG_MOMENTUM = 0.9
+_SHORT_PERIOD = 30
 
 
 def unreached(strategy: Strategy, steps: int, ranks: int) -> Iterator[str]:
@@ -47,3 +52,21 @@ def unreached(strategy: Strategy, steps: int, ranks: int) -> Iterator[str]:
                     f"of {steps} steps is not in the model that is evaluated and saved. End after step {end - lost}, "
                     "or lower `every`"
                 )
+
+
+def overshooting(strategy: Strategy) -> Iterator[str]:
+    """Yield a sentence on each exchange whose outer steps, from step 0 on, add up to more than what ranks have moved.
+
+    Args:
+        strategy: from step 0 on.
+    """
+    for exchange in strategy.at(0).parameters:
+        strong = isinstance(exchange.outer, Sgd) and exchange.outer.momentum >= _STRONG_MOMENTUM
+        if strong and not isinstance(exchange.every, Every) and exchange.every < _SHORT_PERIOD:
+            assert isinstance(exchange.outer, Sgd)
+            yield (
+                f"{exchange.name} steps outer parameters every {exchange.every} steps with momentum "
+                f"{exchange.outer.momentum:g} from the first step on: early distances are alike and add up. Begin with "
+                f"synchronous_steps, about a quarter of the run, lower {exchange.name}.outer.momentum, or set "
+                f"{exchange.name}.every to {_SHORT_PERIOD} or more"
+            )

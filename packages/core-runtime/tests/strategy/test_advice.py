@@ -1,4 +1,4 @@
-"""What has no effect where training ends: phases, exchanges and last steps."""
+"""Warnings: phases, exchanges and last steps that training ends before, and outer steps that overshoot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import hocket
-from hocket.strategy.unreached import unreached
+from hocket.strategy.advice import overshooting, unreached
 
 OUTER = {"name": "sgd", "lr": 0.7}
 
@@ -92,3 +92,31 @@ def test_a_script_is_told_at_its_sessions_end(
             optimizer.zero_grad()
         session.settle()
     assert caplog.text.count("parameters.0 is due every 3 steps, and never is") == warnings
+
+
+STRONG = {**OUTER, "momentum": 0.9, "nesterov": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "overshoots"),
+    [
+        (exchange(every=29, outer=STRONG), True),
+        (exchange(every=8, outer={**STRONG, "momentum": 0.95}), True),
+        (exchange(every=30, outer=STRONG), False),
+        (exchange(every=8, outer={**STRONG, "momentum": 0.89}), False),
+        (exchange(every=8), False),
+        ({**exchange(every=8, outer=STRONG), "synchronous_steps": 1}, False),
+        ({**exchange(every=8), "phases": {50: exchange(every=8, outer=STRONG)}}, False),
+    ],
+)
+def test_outer_steps_that_add_up_from_the_first_step_on(
+    config: Mapping[str, Any], overshoots: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert bool(list(overshooting(hocket.compose(config)))) is overshoots
+    model = torch.nn.Linear(2, 2)
+    with hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), config, peer=None):
+        warned = [record.message for record in caplog.records if "early distances" in record.message]
+    every = config["parameters"][0]["every"]
+    assert [text.partition(" with momentum")[0] for text in warned] == (
+        [f"parameters.0 steps outer parameters every {every} steps"] if overshoots else []
+    )
