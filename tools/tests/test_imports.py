@@ -27,7 +27,7 @@ FLOORS = """
     kernels own_files schedule
     transport
     topology outer segment delays loggers trace checkpoint progress
-    compressor config messages
+    compressor config messages results
     collective
     strategy
     plan

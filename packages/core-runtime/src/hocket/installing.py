@@ -1,9 +1,12 @@
-"""The command that installs a package of Hocket, from where hocket-core came: an index, a clone or a git URL."""
+"""Installed code and the user's own, and the command that installs a package of Hocket from where hocket-core came."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import sys
+import sysconfig
 from importlib.metadata import distribution
 from pathlib import Path, PurePath, PurePosixPath
 from urllib.parse import urlsplit
@@ -11,9 +14,12 @@ from urllib.request import url2pathname
 
 from hocket.plain import Tree, TreeView
 
-__all__ = ["how_to_install", "origin_of_core", "source_folder"]
+__all__ = ["INSTALLED_FOLDERS", "how_to_install", "origin_of_core", "source_folder", "user_file"]
 
 _CORE = "hocket-core"
+
+#: The folders of code that is not the user's own.
+INSTALLED_FOLDERS = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
 def how_to_install(package: str, extra: str = "") -> str:
@@ -53,3 +59,11 @@ def source_folder(origin: TreeView) -> Path:
 def _beside(core: PurePath, package: str) -> PurePath:
     """Return a package's folder, given that of hocket-core."""
     return core if package == _CORE else core.parent / package.removeprefix("hocket-")
+
+
+def user_file(module_name: str) -> Path | None:
+    """Return the file of an imported module; None if it has none, or is an installed package's."""
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    if file is None or file.startswith(INSTALLED_FOLDERS) or not os.path.isfile(file):
+        return None
+    return Path(file)

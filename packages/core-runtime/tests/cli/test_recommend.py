@@ -22,8 +22,8 @@ from hocket.plan.lateness import LOOKED_AT, held_up_seconds
 from hocket.plan.plan import Plan, plan
 from hocket.plugin import Registry
 from hocket.plugin.discovery import KNOWN_WORDS, installed
+from hocket.results.kept_config import text_of_config
 from hocket.strategy.scope import Placement
-from hocket.training.kept_config import text_of_config
 from hocket.training.run import load_run, resolved
 from hocket.transport.network import NetworkModel
 

@@ -14,7 +14,7 @@ import hocket
 from hocket.disk import locked
 from hocket.errors import UserError
 from hocket.loggers import TensorBoard
-from hocket.training.results import files_of
+from hocket.results.files import files_of
 from hocket.transport.virtual import VirtualWorld
 
 Hocket = Callable[..., Any]

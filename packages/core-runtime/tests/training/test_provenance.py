@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hocket.training.provenance import describe_start, ranks_by_host
+from hocket.results.provenance import describe_start, ranks_by_host
 
 TASK = """
 from hocket.task import Digits

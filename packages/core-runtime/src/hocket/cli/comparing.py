@@ -21,8 +21,8 @@ from hocket.disk import write_text
 from hocket.errors import UserError, reason, some
 from hocket.installing import how_to_install
 from hocket.own_files import claim, refuse_foreign
-from hocket.training import CHECKPOINTS, REPORT
-from hocket.training.provenance import kept_modules
+from hocket.results import CHECKPOINTS, REPORT
+from hocket.results.provenance import kept_modules
 
 __all__ = ["PAGE", "compare_command", "require_plotly", "write_report"]
 

@@ -33,9 +33,9 @@ from hocket.own_files import (
     remembered,
 )
 from hocket.plain import TreeView
-from hocket.training import CHECKPOINTS, CONFIG, NEXT_CONFIG, NEXT_START, SUMMARY
-from hocket.training.kept_config import changed_keys, differing_keys, read_config, text_of_config
-from hocket.training.results import files_of
+from hocket.results import CHECKPOINTS, CONFIG, NEXT_CONFIG, NEXT_START, SUMMARY
+from hocket.results.files import files_of
+from hocket.results.kept_config import changed_keys, differing_keys, read_config, text_of_config
 from hocket.training.run import RunConfig, load_run, resolved
 
 __all__ = [

@@ -16,9 +16,9 @@ from hocket.cli.comparing import write_report
 from hocket.cli.streams import keep_streams
 from hocket.disk import naming, write_text
 from hocket.pictures import NO_PICTURE
+from hocket.results import METRICS, PICTURE, SUMMARY
 from hocket.session.save.save_point import SIGNALS
 from hocket.strict_json import dumps
-from hocket.training import METRICS, PICTURE, SUMMARY
 from hocket.training.loop import refuse_nothing_learned, train
 from hocket.training.observer import Display
 from hocket.training.picture import draw

@@ -25,11 +25,11 @@ from hocket.cli.table import format_seconds
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.config.settings import Device, TransportName
 from hocket.errors import ConfigError, UserError
-from hocket.training import CHECKPOINTS, NEXT_CONFIG, SUMMARY, TRACE_FILE
+from hocket.results import CHECKPOINTS, NEXT_CONFIG, SUMMARY, TRACE_FILE
+from hocket.results.history import read_summary
+from hocket.results.provenance import describe_start
 from hocket.training.devices import choose_device
-from hocket.training.history import read_summary
 from hocket.training.observer import Display, text_of_metrics
-from hocket.training.provenance import describe_start
 from hocket.training.run import RunConfig, build_engine, load_run, resolved
 from hocket.transport.joining import chosen_transport, launched, launched_rank
 from hocket.transport.launchers import Launched

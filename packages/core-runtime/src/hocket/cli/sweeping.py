@@ -30,17 +30,17 @@ from hocket.disk import write_text
 from hocket.errors import UserError, reason, some
 from hocket.own_files import claim, is_marked, refuse_foreign
 from hocket.pictures import NO_PICTURE
-from hocket.training import CHECKPOINTS, CONFIG, SOURCE, STARTS, SUMMARY, SWEPT_CONFIG
-from hocket.training.history import read_summary
-from hocket.training.kept_config import differing_keys
-from hocket.training.observer import text_of_metrics
-from hocket.training.provenance import (
+from hocket.results import CHECKPOINTS, CONFIG, SOURCE, STARTS, SUMMARY, SWEPT_CONFIG
+from hocket.results.history import read_summary
+from hocket.results.kept_config import differing_keys
+from hocket.results.provenance import (
     add_start,
     changed_modules,
     changed_since,
     describe_start,
     module_contents,
 )
+from hocket.training.observer import text_of_metrics
 from hocket.training.run import RunConfig, load_run, resolved
 from hocket.transport.joining import launched
 from hocket.transport.rank_process import own_python, threads_per_rank

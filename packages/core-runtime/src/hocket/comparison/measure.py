@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hocket.comparison.group import RunGroup
 from hocket.comparison.record import Record
 from hocket.errors import UserError
-from hocket.training.history import is_number, metric_names
+from hocket.results.history import is_number, metric_names
 
 __all__ = ["Measure", "Target", "measures", "parse_targets"]
 

@@ -17,9 +17,8 @@ from hocket.comparison.group import MEANING, Curve, RunGroup, written
 from hocket.comparison.measure import Measure, Target
 from hocket.comparison.paired import difference_table
 from hocket.comparison.record import Record
-from hocket.plain import Tree
-from hocket.session.ranks import flattened
-from hocket.training.history import is_number, metric_names
+from hocket.plain import Tree, flattened
+from hocket.results.history import is_number, metric_names
 
 __all__ = ["comparison_page", "run_page"]
 

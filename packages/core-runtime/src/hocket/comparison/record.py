@@ -13,9 +13,9 @@ import yaml
 
 from hocket.errors import UserError, reason, some, suggest
 from hocket.plain import Tree
-from hocket.training import CONFIG, METRICS, NEXT_CONFIG, SUMMARY, SWEPT_CONFIG, VALID
-from hocket.training.history import Point, Row, is_number, points, read_rows, read_summary
-from hocket.training.kept_config import changed_keys, read_config
+from hocket.results import CONFIG, METRICS, NEXT_CONFIG, SUMMARY, SWEPT_CONFIG, VALID
+from hocket.results.history import Point, Row, is_number, points, read_rows, read_summary
+from hocket.results.kept_config import changed_keys, read_config
 
 __all__ = ["Record", "read_record", "read_records", "runs_within"]
 

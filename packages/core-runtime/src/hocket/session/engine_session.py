@@ -25,8 +25,8 @@ from hocket.session.ranks import local_rank
 from hocket.session.save.again import counted_before, note_counted
 from hocket.session.step.looking_on import only_evaluates
 from hocket.session.step.optimizers import Optimizers
-from hocket.strategy.strategy import Strategy
 from hocket.strategy.advice import unreached
+from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer, gather
 
 __all__ = ["EndsOnRequest", "EngineSession", "SessionState"]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hocket.checkpoint.subclasses import plain_tensors
 from hocket.checkpoint.tree import flatten, unflatten
 from hocket.errors import AttachError, DisagreementError
+from hocket.plain import flattened
 from hocket.session.step.optimizers import Optimizers
 from hocket.strategy.scope import Placement
 from hocket.transport.lane import Lane
@@ -27,7 +28,6 @@ __all__ = [
     "broadcast_tensor",
     "differing",
     "find_ranks",
-    "flattened",
     "local_rank",
 ]
 
@@ -125,18 +125,6 @@ def differing(peer: Peer, facts: Mapping[str, object], what: str = "allgather") 
             values_here = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in ranks_by_value.items())
             lines.append(f"  {key}: {values_here}")
     return "\n".join(lines[:8] + ([f"  and {len(lines) - 8} more"] if len(lines) > 8 else []))
-
-
-def flattened(value: object, prefix: str = "") -> dict[str, object]:
-    """Return the values in nested mappings and lists, by their keys joined by dots."""
-    if isinstance(value, list):
-        value = {str(index): child for index, child in enumerate(value)}
-    if not isinstance(value, dict):
-        return {prefix: value}
-    flat: dict[str, object] = {}
-    for key, child in value.items():
-        flat.update(flattened(child, f"{prefix}.{key}" if prefix else key))
-    return flat
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -14,7 +14,7 @@ __all__ = ["overshooting", "unreached"]
 _MUCH = 0.1
 _LONGER = "raise steps or epochs"
 
-# Outer steps of this momentum, or more, diverge from good ones where they come in shorter periods from the first step on.
+# Outer steps with so much momentum, in shorter periods than this, overshoot from the first step on.
 _STRONG_MOMENTUM = 0.9
 _SHORT_PERIOD = 30
 

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import os
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable
 from dataclasses import fields as dataclass_fields
@@ -19,20 +18,16 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hocket.errors import ConfigError, suggest
+from hocket.installing import INSTALLED_FOLDERS
 from hocket.plain import Tree, TreeView
 from hocket.plugin.discovery import cause_of
+from hocket.results import SOURCE
 from hocket.task.api import Task
 
-__all__ = ["call_user_function", "complete_fields", "load_user_object", "load_user_task", "user_file"]
-
-# The folder of a task's modules within a run's folder: `hocket.training.SOURCE`.
-_SOURCE = "source"
+__all__ = ["call_user_function", "complete_fields", "load_user_object", "load_user_task"]
 
 # The key that names a task.
 _KEY = "task.name"
-
-#: The folders of code that is not the user's own.
-_INSTALLED_FOLDERS = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
 def load_user_task(name: str, fields: TreeView | None = None) -> Task:
@@ -129,14 +124,6 @@ def call_user_function(function: Callable[[], Any], name: str, key: str) -> Any:
         raise ConfigError(f"{key}: {name} failed: {_locate(error)}") from error
 
 
-def user_file(module_name: str) -> Path | None:
-    """Return the file of an imported module; None if it has none, or is an installed package's."""
-    file = getattr(sys.modules.get(module_name), "__file__", None)
-    if file is None or file.startswith(_INSTALLED_FOLDERS) or not os.path.isfile(file):
-        return None
-    return Path(file)
-
-
 def _import(module_name: str, key: str) -> ModuleType:
     here = os.getcwd()
     if sys.path[:1] != [here]:
@@ -146,10 +133,10 @@ def _import(module_name: str, key: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             nearby = suggest(module_name, (path.stem for path in Path(here).glob("*.py")))
-            copy = Path(here, _SOURCE, *module_name.split("."))
+            copy = Path(here, SOURCE, *module_name.split("."))
             if copy.with_suffix(".py").is_file() or copy.is_dir():
                 nearby = (
-                    f" This run's copy of it is in {_SOURCE}: `cd {_SOURCE}`, and name files from there: "
+                    f" This run's copy of it is in {SOURCE}: `cd {SOURCE}`, and name files from there: "
                     "../config.yaml"
                 )
             raise ConfigError(
@@ -212,6 +199,6 @@ def _locate(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)[1:]  # without the line of this module that called
-    own = [frame for frame in frames if not frame.filename.startswith(("<", *_INSTALLED_FOLDERS))]
+    own = [frame for frame in frames if not frame.filename.startswith(("<", *INSTALLED_FOLDERS))]
     where = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in (own or frames)[-1:])
     return f"{cause_of(error)}{where}"

@@ -22,6 +22,8 @@ from hocket.config.settings import OnNonfinite
 from hocket.disk import naming
 from hocket.errors import NonFiniteError
 from hocket.plain import Tree, TreeView
+from hocket.results import CHECKPOINTS, MODEL, TRACE_FILE, TRAIN_LOSS, VALID
+from hocket.results.files import Results
 from hocket.session.api import Loss
 from hocket.session.attach import attach
 from hocket.session.data.batch import num_samples, parts_of
@@ -30,13 +32,11 @@ from hocket.session.session import Session
 from hocket.task import Task, TaskData
 from hocket.task.loading import loader
 from hocket.trace import Trace
-from hocket.training import CHECKPOINTS, MODEL, TRACE_FILE, TRAIN_LOSS, VALID
 from hocket.training.computing import Computing
 from hocket.training.devices import device_of, in_precision, moved
 from hocket.training.evaluation import evaluate, evaluate_together
 from hocket.training.meters import Value
 from hocket.training.observer import Display, observer_for
-from hocket.training.results import Results
 from hocket.training.rows import SinceRow, since_row_of_ranks
 from hocket.training.run import RunConfig, build_engine, build_task
 from hocket.training.schedules import Schedules

@@ -7,8 +7,8 @@ import sys
 from enum import StrEnum
 
 from hocket.plain import Tree, TreeView
-from hocket.training import VALID
-from hocket.training.history import is_number
+from hocket.results import VALID
+from hocket.results.history import is_number
 
 __all__ = ["Display", "Lines", "ProgressBar", "observer_for", "text_of_metrics"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hocket.pictures import new_figure
-from hocket.training import VALID
-from hocket.training.history import Point, Row, metric_names, points, read_rows
+from hocket.results import VALID
+from hocket.results.history import Point, Row, metric_names, points, read_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hocket.training import TRAIN_LOSS
+from hocket.results import TRAIN_LOSS
 
 if TYPE_CHECKING:
     from hocket.session.session import Session

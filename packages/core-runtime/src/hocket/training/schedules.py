@@ -12,8 +12,8 @@ from hocket.config.reference import Reference
 from hocket.config.scheduler import build_scheduler, metric_of
 from hocket.errors import suggest
 from hocket.plain import Tree, TreeView
-from hocket.training import TRAIN_LOSS, VALID
-from hocket.training.history import is_number
+from hocket.results import TRAIN_LOSS, VALID
+from hocket.results.history import is_number
 
 __all__ = ["Schedules"]
 

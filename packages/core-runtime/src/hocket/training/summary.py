@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from hocket.plain import TreeView
-from hocket.training import TRAIN_LOSS, VALID
+from hocket.results import TRAIN_LOSS, VALID
 
 if TYPE_CHECKING:
     from hocket.session.session import Session

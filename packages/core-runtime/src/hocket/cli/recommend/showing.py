@@ -206,8 +206,8 @@ def assumptions(
             f"{fractions[test]:.0%} in {of}" for test, of in _tests(shown).items() if test in fractions
         )
         lines.append(
-            f"As tested: accuracy was measured in runs that begin with steps of {SYNCHRONOUS_RECIPE} ({begun}); this is "
-            "the mean step of such a run. Set synchronous_steps to that share of your steps."
+            f"As tested: accuracy was measured in runs that begin with steps of {SYNCHRONOUS_RECIPE} ({begun}); this "
+            "is the mean step of such a run. Set synchronous_steps to that share of your steps."
         )
     for each in shown:
         if each.start:

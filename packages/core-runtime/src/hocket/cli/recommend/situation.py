@@ -19,11 +19,11 @@ from hocket.errors import ConfigError, UserError
 from hocket.plan.models import model_of, model_of_size
 from hocket.plugin import Registry, default_registry
 from hocket.quantities import read, seconds
+from hocket.results import CONFIG, METRICS
+from hocket.results.history import read_rows
+from hocket.results.kept_config import read_config
 from hocket.strategy.scope import Placement
 from hocket.task.user import call_user_function, load_user_object
-from hocket.training import CONFIG, METRICS
-from hocket.training.history import read_rows
-from hocket.training.kept_config import read_config
 from hocket.training.run import RunConfig, load_run
 from hocket.transport.hosts import parse_hosts
 from hocket.transport.rank_process import own_python

@@ -26,8 +26,8 @@ from hocket.checkpoint.manifest import MANIFEST, Manifest, rank_file
 from hocket.checkpoint.shared import patiently, require_folder
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, DamagedError, HocketError, MissingFileError, some
+from hocket.plain import flattened
 from hocket.plugin import CORE, default_registry
-from hocket.session.ranks import flattened
 from hocket.session.save.module_state import (
     comparable,
     not_persistent,

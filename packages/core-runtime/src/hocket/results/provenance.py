@@ -18,13 +18,13 @@ from itertools import groupby
 from pathlib import Path
 
 from hocket.disk import write_text
-from hocket.installing import origin_of_core, source_folder
+from hocket.installing import origin_of_core, source_folder, user_file
 from hocket.own_files import set_aside
-from hocket.plain import Tree, TreeView
+from hocket.plain import Tree, TreeView, flattened
 from hocket.plugin.discovery import CORE, installed
 from hocket.plugin.markers import PROJECT
+from hocket.results import SOURCE, STARTS
 from hocket.strict_json import dumps
-from hocket.training import SOURCE, STARTS
 
 __all__ = [
     "add_start",
@@ -205,7 +205,6 @@ def _user_modules(config: TreeView) -> dict[Path, Path]:
     They are the modules that a configuration names, and those imported from the working directory or from the folders
     of the named ones.
     """
-    from hocket.task.user import user_file
 
     found = {_path_of(module, file): file for module, file in _named(config)}
     roots = [Path.cwd(), *_roots(config)]
@@ -221,8 +220,6 @@ def _user_modules(config: TreeView) -> dict[Path, Path]:
 
 def _named(config: TreeView) -> Iterator[tuple[str, Path]]:
     """Yield the user's own modules that a configuration names, and their files."""
-    from hocket.session.ranks import flattened
-    from hocket.task.user import user_file
 
     for named in flattened({key: config.get(key) for key in _NAMING}).values():
         module, separator, _ = str(named).partition(":")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hocket.loggers import read_lines
 from hocket.plain import Tree, TreeView
+from hocket.results import VALID
 from hocket.strict_json import loads
-from hocket.training import VALID
 
 __all__ = ["Point", "Row", "is_number", "metric_names", "points", "read_rows", "read_summary"]
 

@@ -10,7 +10,7 @@ import yaml
 
 from hocket.errors import ConfigError, reason
 from hocket.own_files import remembered
-from hocket.plain import Tree, TreeView
+from hocket.plain import Tree, TreeView, flattened
 
 __all__ = ["changed_keys", "differing_keys", "read_config", "text_of_config"]
 
@@ -76,7 +76,6 @@ def changed_keys(path: Path, config: TreeView) -> list[tuple[str, Any, Any]]:
 
 def differing_keys(earlier: TreeView, later: TreeView, keys: Sequence[str]) -> list[tuple[str, Any, Any]]:
     """Return the keys below `keys` in which two configurations differ, with both values."""
-    from hocket.session.ranks import flattened
 
     was, now = (flattened({key: each.get(key) for key in keys}) for each in (earlier, later))
     absent = "nothing"

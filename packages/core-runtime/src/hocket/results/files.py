@@ -14,7 +14,7 @@ from hocket.disk import naming
 from hocket.loggers import JsonLines, Log, Logger
 from hocket.own_files import claim, foreign, remember
 from hocket.plain import Tree, TreeView
-from hocket.training import (
+from hocket.results import (
     CHECKPOINTS,
     CONFIG,
     MODEL,
@@ -27,8 +27,8 @@ from hocket.training import (
     SUMMARY,
     TRACE_FILE,
 )
-from hocket.training.kept_config import text_of_config
-from hocket.training.provenance import add_start, imported_versions, keep_user_modules, ranks_by_host
+from hocket.results.kept_config import text_of_config
+from hocket.results.provenance import add_start, imported_versions, keep_user_modules, ranks_by_host
 
 __all__ = ["Results", "files_of"]
 
