@@ -8,7 +8,17 @@ from collections.abc import Callable
 
 from hocket.errors import UserError, shortened
 
-__all__ = ["BITS", "SECONDS", "bits_per_second", "count", "read", "seconds", "unit_of_key"]
+__all__ = [
+    "BITS",
+    "SECONDS",
+    "bits_per_second",
+    "count",
+    "format_bytes",
+    "format_seconds",
+    "read",
+    "seconds",
+    "unit_of_key",
+]
 
 _NUMBER = r"(\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
@@ -93,3 +103,21 @@ def unit_of_key(key: str) -> str:
     if key.endswith("_bits_per_s"):
         return BITS
     return SECONDS if key == "seconds" or key.endswith("_s") else ""
+
+
+def format_bytes(nbytes: float) -> str:
+    """Return bytes as text with three significant digits."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return seconds as text with three significant digits, and as whole seconds from 1000 on."""
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

@@ -14,7 +14,6 @@ from torch import nn
 import hocket
 from hocket.cli.main import cli
 from hocket.cli.recommend import command, showing
-from hocket.cli.table import format_seconds
 from hocket.delays import Delays, Fixed, RandomSubset
 from hocket.errors import UserError
 from hocket.plan.advice import least_bandwidth, most_hosts, predict
@@ -22,6 +21,7 @@ from hocket.plan.lateness import LOOKED_AT, held_up_seconds
 from hocket.plan.plan import Plan, plan
 from hocket.plugin import Registry
 from hocket.plugin.discovery import KNOWN_WORDS, installed
+from hocket.quantities import format_seconds
 from hocket.results.kept_config import text_of_config
 from hocket.strategy.scope import Placement
 from hocket.training.run import load_run, resolved

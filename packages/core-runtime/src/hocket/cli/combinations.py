@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -13,7 +13,7 @@ from hocket.errors import ConfigError
 from hocket.plugin import default_registry
 from hocket.training.run import RunConfig, load_run
 
-__all__ = ["Combination", "combinations", "has_several_values", "target_and_overrides"]
+__all__ = ["Combination", "chosen_values", "combinations", "has_several_values", "target_and_overrides"]
 
 _STRATEGY = "strategy"
 _OPENING, _CLOSING, _QUOTES = "[{(", "]})", "\"'"
@@ -50,6 +50,21 @@ def combinations(
         CompositionError: a strategy that is not defined for this number of ranks.
     """
     load_run(target)  # so that errors in a file name the file
+    return [
+        Combination(name, _load(target, chosen, ranks, transport))
+        for name, chosen in chosen_values(arguments).items()
+    ]
+
+
+def chosen_values(arguments: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return every combination of the values given as values by key, by the name of its folder.
+
+    Args:
+        arguments: as of `combinations`.
+
+    Raises:
+        ConfigError: an argument has another form, or a key or a value stands twice.
+    """
     choices = [_choices(argument) for argument in arguments]
     keys = [key for key, _ in choices]
     for key, given in choices:
@@ -59,12 +74,11 @@ def combinations(
         if keys.count(key) > 1:
             raise ConfigError(f"{key} stands twice; allowed: once, its values with commas between them")
     swept = [key for key, values in choices if len(values) > 1]
-    found: dict[str, Combination] = {}
+    found: dict[str, dict[str, str]] = {}
     for values in product(*(values for _, values in choices)):
         chosen = dict(zip(keys, values, strict=True))
-        name = _distinct(_name({key: chosen[key] for key in swept}), found)
-        found[name] = Combination(name, _load(target, chosen, ranks, transport))
-    return list(found.values())
+        found[_distinct(_name({key: chosen[key] for key in swept}), found)] = chosen
+    return found
 
 
 def has_several_values(argument: str) -> bool:
@@ -164,6 +178,6 @@ def _name(chosen: dict[str, str]) -> str:
     return re.sub(r"[^\w.,=+-]+", "-", ",".join(parts)).strip("-.") or _UNNAMED
 
 
-def _distinct(name: str, taken: dict[str, Combination]) -> str:
+def _distinct(name: str, taken: Collection[str]) -> str:
     places = (f"{name}-{place}" for place in range(2, len(taken) + 3))
     return next(each for each in (name, *places) if each not in taken)

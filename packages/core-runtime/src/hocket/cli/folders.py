@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import logging
 import os
-import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -20,21 +18,20 @@ import yaml
 from hocket.checkpoint.folder import complete, foreign, newest_first
 from hocket.comparison.record import runs_within
 from hocket.config.source import SLOTS, parse_override
-from hocket.disk import locked, write_text
 from hocket.errors import UserError, reason, some
 from hocket.own_files import (
     NOTE,
     adopt,
-    claim,
     is_marked,
     refuse_foreign,
-    release,
     remember,
     remembered,
 )
 from hocket.plain import TreeView
-from hocket.results import CHECKPOINTS, CONFIG, NEXT_CONFIG, NEXT_START, SUMMARY
+from hocket.results import CHECKPOINTS, CONFIG, SUMMARY
 from hocket.results.files import files_of
+from hocket.results.folder import prepared as kept_for_run
+from hocket.results.folder import refuse_unwritable, remove_empty
 from hocket.results.kept_config import changed_keys, differing_keys, read_config, text_of_config
 from hocket.training.run import RunConfig, load_run, resolved
 
@@ -90,8 +87,8 @@ def named_folder(out: Path | None, run: RunConfig, *, make: bool) -> Iterator[Pa
         yield folder
     finally:
         if make:
-            _remove_empty(folder)
-            _remove_empty(folder.parent)
+            remove_empty(folder)
+            remove_empty(folder.parent)
 
 
 def _is_new(folder: Path, make: bool) -> bool:
@@ -107,29 +104,6 @@ def _is_new(folder: Path, make: bool) -> bool:
             f"{folder}: cannot be made ({reason(error)}): name another folder with --out"
         ) from error
     return True
-
-
-def refuse_unwritable(folder: Path, label: str) -> None:
-    """Refuse a folder that cannot be made or written.
-
-    Args:
-        folder: the folder for results.
-        label: the folder's name in the message.
-
-    Raises:
-        UserError: gives the reason.
-    """
-    there = folder
-    while not os.path.lexists(there):
-        there = there.parent
-    if not there.is_dir():
-        lost = there.is_symlink() and not there.exists()
-        what = f"a link to {os.readlink(there)}, which is not there" if lost else "no folder"
-        raise UserError(f"{label}: cannot be written: {there} is {what}: name another folder with --out")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(
-            f"{label}: cannot be written: {there} is another user's: name another folder with --out"
-        )
 
 
 def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
@@ -239,43 +213,16 @@ def check_free(folder: Path, run: RunConfig, overwrite: bool) -> None:
         raise UserError(f"--out {folder} holds the results of an earlier run: {others}")
 
 
-#: The message about a folder into which another run writes.
-_BUSY = (
-    "--out {folder}: another run is at work there ({holder}): name another folder, or wait for it, or end it"
-)
-
-
-@contextmanager
-def prepared(folder: Path, run: RunConfig, start: TreeView, resume: bool, overwrite: bool) -> Iterator[None]:
-    """Keep a folder for a run in a `with` statement.
-
-    Until the run trains, its configuration and start stand beside an earlier run's.
+def prepared(
+    folder: Path, run: RunConfig, start: TreeView, resume: bool, overwrite: bool
+) -> AbstractContextManager[None]:
+    """Keep a folder for a run in a `with` statement, as `hocket.results.folder.prepared` does.
 
     Raises:
         UserError: the folder cannot be written, another run is at work there, or `check_free` refuses it.
     """
-    config, started = folder / NEXT_CONFIG, folder / NEXT_START
-    with contextlib.ExitStack() as stack:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.callback(_remove_empty, folder)  # if nothing came of the run
-            stack.enter_context(locked(folder, secrets.token_hex(4), _BUSY))
-            if resume:
-                _take_over(folder, run)
-            else:
-                check_free(folder, run, overwrite)
-            stack.callback(release, folder)
-            claim(folder, *files_of_run(run))
-            text_of_run = text_of_config(resolved(run))
-            before = remembered(folder, CONFIG)
-            remember(folder, CONFIG, [*before, text_of_run])
-            for path, text in ((config, text_of_run), (started, json.dumps(start))):
-                write_text(path, text, sync=path is config)  # which becomes the run's
-                stack.callback(path.unlink, missing_ok=True)
-            stack.callback(_forget_unbegun, folder, before)
-        except OSError as error:
-            raise UserError(f"--out {folder}: cannot be written: {reason(error)}") from error
-        yield
+    check = partial(_take_over, folder, run) if resume else partial(check_free, folder, run, overwrite)
+    return kept_for_run(folder, f"--out {folder}", files_of_run(run), resolved(run), start, check)
 
 
 def _take_over(folder: Path, run: RunConfig) -> None:
@@ -287,17 +234,6 @@ def _take_over(folder: Path, run: RunConfig) -> None:
             "%s: may have changed since the run wrote it: %s does not have its content", folder / CONFIG, NOTE
         )
         remember(folder, CONFIG, [text_of_config(read_config(folder / CONFIG))])
-
-
-def _forget_unbegun(folder: Path, before: Sequence[str]) -> None:
-    """Note the earlier contents of the configuration again, if the new run has not replaced it."""
-    if (folder / NEXT_CONFIG).exists():
-        remember(folder, CONFIG, before)
-
-
-def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 def with_ranks(run: RunConfig, ranks: int | None, overrides: Sequence[str]) -> RunConfig:

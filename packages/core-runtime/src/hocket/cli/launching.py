@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from hocket.cli.comparing import require_plotly, write_report
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.errors import UserError
+from hocket.results import SUMMARY
+from hocket.results.provenance import describe_start
+from hocket.results.script import OUT, START, TRACE, check_folder
 from hocket.transport.joining import launched
 
-__all__ = ["launch_command"]
+__all__ = ["launch_command", "variables_of"]
 
 _AGAIN = (
     "run the same command again; a script goes on from its last checkpoint with "
@@ -19,7 +25,16 @@ _AGAIN = (
 )
 
 
-def launch_command(wanted: WantedRanks, script: str, arguments: Sequence[str], *, module: bool) -> int:
+def launch_command(
+    wanted: WantedRanks,
+    script: str,
+    arguments: Sequence[str],
+    *,
+    module: bool,
+    out: Path | None = None,
+    trace: bool = False,
+    report: bool = False,
+) -> int:
     """Carry out `hocket launch` and return the exit status.
 
     Args:
@@ -27,9 +42,13 @@ def launch_command(wanted: WantedRanks, script: str, arguments: Sequence[str], *
         script: a Python file, a module, or any program.
         arguments: the script's arguments.
         module: whether `script` is a module.
+        out: the folder for the results of the script's session; None for none.
+        trace: write a trace there.
+        report: write a page there.
 
     Raises:
-        UserError: there is no such script, the number of ranks is missing, or this process is a rank itself.
+        UserError: there is no such script, the number of ranks is missing, this process is a rank itself, or the folder
+            cannot be used.
     """
     found = launched()
     if found is not None:
@@ -40,7 +59,39 @@ def launch_command(wanted: WantedRanks, script: str, arguments: Sequence[str], *
     if wanted.size is None:
         raise UserError("the number of ranks is missing: give -n 4, or --hosts a:4,b:4")
     command = [*_program(script, module), *arguments]
-    return launch_here(wanted.starter(command), wanted.size, command, lambda: _AGAIN)
+    if out is None and (trace or report):
+        raise UserError("--trace and --report write into the folder of the results: name one with --out")
+    if report:
+        require_plotly("--report")
+    environment = {} if out is None else variables_of(out, trace=trace)
+    status = launch_here(wanted.starter(command), wanted.size, command, lambda: _AGAIN, environment)
+    if status == 0 and out is not None:
+        _show_results(out, script, report)
+    return status
+
+
+def variables_of(out: Path, *, trace: bool) -> dict[str, str]:
+    """Return the variables that have a script's session write into a folder.
+
+    Raises:
+        AttachError: the folder cannot be used; says why.
+    """
+    check_folder(out)
+    found = {OUT: str(out.absolute()), START: json.dumps(describe_start())}
+    return {**found, **({TRACE: "1"} if trace else {})}
+
+
+def _show_results(out: Path, script: str, report: bool) -> None:
+    if not (out / SUMMARY).exists():
+        print(
+            f"hocket: --out {out} has no results: {script} closed no session of hocket.attach",
+            file=sys.stderr,
+        )
+        return
+    if report:
+        write_report(out, script)
+    names = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+    print(f"results in {os.path.relpath(out)}: {', '.join(names)}")
 
 
 def _program(script: str, module: bool) -> list[str]:

@@ -79,11 +79,23 @@ def run(
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @rank_options("the hosts' places", "mpi if installed, else torch", transports=("mpi", "torch"))
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for `python -m`.")
+@click.option(
+    "--out",
+    type=Folder(path_type=Path, file_okay=False),
+    help="Folder for the results of the script's first session, as of `hocket run`; default: none.",
+)
+@click.option(
+    "--trace", is_flag=True, help="Write trace.json.gz, for https://ui.perfetto.dev, to the results."
+)
+@click.option("--report", is_flag=True, help="Write report.html, a page with figures, to the results.")
 @click.argument("script", metavar="SCRIPT.py|PROGRAM")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
 def launch(
     wanted: WantedRanks,
     module: bool,
+    out: Path | None,
+    trace: bool,
+    report: bool,
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
@@ -95,10 +107,11 @@ def launch(
     \b
     hocket launch -n 4 train.py --lr 0.1
     hocket launch --hosts a:4,b:4 train.py
+    hocket launch -n 4 --out runs/a --report train.py
     """
     from hocket.cli.launching import launch_command
 
-    sys.exit(launch_command(wanted, script, arguments, module=module))
+    sys.exit(launch_command(wanted, script, arguments, module=module, out=out, trace=trace, report=report))
 
 
 @cli.command()
@@ -266,12 +279,18 @@ def compare(
 @click.option(
     "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Number of runs at a time."
 )
+@click.option(
+    "--script",
+    is_flag=True,
+    help="RECIPE is a script, and strategies are those of its hocket.attach; it gets other keys as --KEY VALUE.",
+)
 def sweep(
     target: str,
     overrides: tuple[str, ...],
     wanted: WantedRanks,
     out: Path | None,
     jobs: int,
+    script: bool,
 ) -> None:
     """Run all combinations of values, and compare the runs.
 
@@ -282,7 +301,12 @@ def sweep(
     hocket sweep sgd strategy=sgd,agd,dpsgd seed=0,1,2 -n 4
     hocket sweep sgd 'strategy=sgd,mine.yaml,dpsgd parameters.0.every=4' seed=0,1,2
     hocket sweep mine.yaml optimizer.lr=0.1,0.2 batch_size=32,64 --jobs 2
+    hocket sweep --script train.py strategy=agd,diloco seed=0,1 -n 4
     """
+    if script:
+        from hocket.cli.sweeping_scripts import sweep_script_command
+
+        sys.exit(sweep_script_command(target, overrides, wanted, out, jobs))
     from hocket.cli.sweeping import sweep_command
 
     sys.exit(sweep_command(target, overrides, wanted, out, jobs))

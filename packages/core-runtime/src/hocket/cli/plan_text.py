@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.cli.table import format_bytes, format_seconds
 from hocket.collective.api import Ends
 from hocket.config.component import component_name, telling_fields
 from hocket.plain import TreeView
 from hocket.plan.links import WITHIN_A_HOST
 from hocket.plan.models import MATRICES
+from hocket.quantities import format_bytes, format_seconds
 from hocket.strategy.exchange import Buffers
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from hocket.cli.plan_text import ASSUMED_OVERLAP, assumptions, ranks_of, size_of, title
 from hocket.cli.planned import held_up, planned_for, planned_run
 from hocket.cli.printing import say
-from hocket.cli.table import format_bytes, format_seconds, show_table
+from hocket.cli.table import show_table
 from hocket.errors import UserError
 from hocket.outer.merge import AddDisplacement
 from hocket.plan.models import model_of, model_of_size
+from hocket.quantities import format_bytes, format_seconds
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig, build_engine
 from hocket.transport.hosts import Host

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from hocket.cli.plan_text import HOSTS, ranks_of, size_of
 from hocket.cli.planned import held_up, planned_for, planned_run
 from hocket.cli.printing import say
-from hocket.cli.table import format_bytes, format_seconds, show_table
+from hocket.cli.table import show_table
 from hocket.config.component import component_name
 from hocket.plan.models import model_of, model_of_size
+from hocket.quantities import format_bytes, format_seconds
 from hocket.strategy.strategy import Phase
 from hocket.training.run import RunConfig
 from hocket.transport.hosts import Host

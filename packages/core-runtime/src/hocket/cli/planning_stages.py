@@ -7,8 +7,9 @@ from typing import cast
 
 import torch
 
-from hocket.cli.table import format_bytes, show_table
+from hocket.cli.table import show_table
 from hocket.config.optimizer import build_optimizer
+from hocket.quantities import format_bytes
 from hocket.session.engine import Engine, PlannedStage
 from hocket.task.api import Task
 from hocket.task.samples import batch_of

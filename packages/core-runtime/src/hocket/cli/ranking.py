@@ -14,11 +14,11 @@ import torch
 
 from hocket.cli.comparing import write_report
 from hocket.cli.streams import keep_streams
-from hocket.disk import naming, write_text
+from hocket.disk import naming
 from hocket.pictures import NO_PICTURE
-from hocket.results import METRICS, PICTURE, SUMMARY
+from hocket.results import METRICS, PICTURE
+from hocket.results.files import write_summary
 from hocket.session.save.save_point import SIGNALS
-from hocket.strict_json import dumps
 from hocket.training.loop import refuse_nothing_learned, train
 from hocket.training.observer import Display
 from hocket.training.picture import draw
@@ -52,8 +52,7 @@ def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool, display: Disp
     summary = train(run, peer, folder, resume=resume, display=display)
     if peer.rank == 0:
         title = f"{run.task.name}, {run.strategy.name or 'own strategy'}, {peer.size} ranks"
-        with naming(folder / SUMMARY):
-            write_text(folder / SUMMARY, dumps(summary, indent=2) + "\n")
+        write_summary(folder, summary)
         with naming(folder / PICTURE):
             drawn = draw(folder / METRICS, folder / PICTURE, title)
         if not drawn and display is not Display.QUIET:

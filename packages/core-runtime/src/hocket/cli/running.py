@@ -21,10 +21,10 @@ from hocket.cli.combinations import has_several_values
 from hocket.cli.comparing import require_plotly
 from hocket.cli.folders import check_asked, check_free, load_resumed, named_folder, prepared, with_ranks
 from hocket.cli.run_options import RunOptions
-from hocket.cli.table import format_seconds
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.config.settings import Device, TransportName
 from hocket.errors import ConfigError, UserError
+from hocket.quantities import format_seconds
 from hocket.results import CHECKPOINTS, NEXT_CONFIG, SUMMARY, TRACE_FILE
 from hocket.results.history import read_summary
 from hocket.results.provenance import describe_start

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -45,10 +46,10 @@ from hocket.training.run import RunConfig, load_run, resolved
 from hocket.transport.joining import launched
 from hocket.transport.rank_process import own_python, threads_per_rank
 
-__all__ = ["sweep_command"]
+__all__ = ["OUTPUT", "SweepRun", "carry_out_in", "sweep_command"]
 
 #: The file of a run's output, in its folder.
-_OUTPUT = "output.txt"
+OUTPUT = "output.txt"
 _LOCK = ".sweep.lock"
 
 #: The keys that may differ from an earlier run of the same combination.
@@ -90,24 +91,42 @@ def sweep_command(
     configs = [resolved(each.run) for each in chosen]
     code = {file: held for config in configs for file, held in module_contents(config).items()}
     folder = out or Path("sweeps") / Path(target).name.removesuffix(".yaml").removesuffix(".yml")
+    runs = [_RunOfFile(folder / each.name, each, wanted.words) for each in chosen]
+    swept = [argument.partition("=")[0].strip() for argument in arguments]
+    labels = [each.run.strategy.name or each.name for each in chosen]
+    differing = differing_settings(list(zip(labels, configs, strict=True)), swept)
+    return carry_out_in(folder, runs, jobs, code, differing)
+
+
+def carry_out_in(
+    folder: Path, runs: Sequence[SweepRun], jobs: int, code: Mapping[Path, bytes], notes: Sequence[str] = ()
+) -> int:
+    """Carry out the runs of a sweep that have not ended, compare all, and return the exit status.
+
+    Args:
+        folder: the folder of the sweep's results, with those of the runs in it.
+        runs: all runs of the sweep.
+        jobs: the number of runs at a time.
+        code: the user's own files, as of `module_contents`.
+        notes: lines to print before the first run.
+
+    Raises:
+        UserError: the folder cannot be used; nothing has been started then.
+    """
     if (folder / CONFIG).exists():
         raise UserError(
             f"--out {folder} is the folder of a run, beside which `hocket compare {folder}` would not find those of a "
             "sweep: name another folder"
         )
-    refuse_foreign(
-        folder, (STARTS, PAGE, *(each.name for each in chosen if (folder / each.name).is_file())), "--out"
-    )
+    names = [run.folder.name for run in runs if run.folder.is_file()]
+    refuse_foreign(folder, (STARTS, PAGE, *names), "--out")
     with _held(folder) as lock:
-        runs = [_SweepRun(each, folder / each.name, wanted.words) for each in chosen]
         for run in runs:
             run.check_folder()
         claim(folder, STARTS)
         add_start(folder, describe_start())
         print(f"{len(runs)} runs, {jobs} at a time, results in {os.path.relpath(folder)}", flush=True)
-        swept = [argument.partition("=")[0].strip() for argument in arguments]
-        labels = [each.run.strategy.name or each.name for each in chosen]
-        for line in differing_settings(list(zip(labels, configs, strict=True)), swept):
+        for line in notes:
             print(line, flush=True)
         failed = _carry_out(runs, jobs, lock, code)
         ended = [run.folder for run in runs if run not in failed]
@@ -116,6 +135,11 @@ def sweep_command(
             compare_command(ended, (), (), folder if drawn else None)
             if not drawn:
                 print(NO_PICTURE)
+    _say_what_is_left(runs, failed)
+    return 1 if failed else 0
+
+
+def _say_what_is_left(runs: Sequence[SweepRun], failed: Sequence[SweepRun]) -> None:
     not_started = [run.folder.name for run in failed if run.is_ended]
     tried = [run.folder.name for run in failed if not run.is_ended]
     if tried:
@@ -130,43 +154,115 @@ def sweep_command(
             "into another folder with --out",
             file=sys.stderr,
         )
-    return 1 if failed else 0
 
 
 @dataclass(eq=False)
-class _SweepRun:
-    """A combination, its folder, and the options that its ranks are started with.
+class SweepRun(ABC):
+    """One run of a sweep in its folder.
 
     Attributes:
         is_ended: True once the run was asked to save itself and end, or never to start.
     """
 
-    combination: Combination
     folder: Path
-    options: Sequence[str]
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     is_ended: bool = field(default=False, init=False)
     _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
-    def has_ended(self) -> bool:
-        """True if the run has ended and its results are complete."""
-        return (self.folder / SUMMARY).exists()
+    @abstractmethod
+    def goes_on(self) -> bool:
+        """True if the run was begun and has left something to continue from."""
 
     @property
-    def goes_on(self) -> bool:
-        """True if the run was begun and has left a checkpoint."""
-        return (self.folder / CONFIG).exists() and bool(complete(self.folder / CHECKPOINTS))
+    @abstractmethod
+    def ranks(self) -> int:
+        """The number of its ranks."""
 
+    @abstractmethod
     def check_folder(self) -> None:
         """Refuse a folder that holds another run.
 
         Raises:
             UserError: it holds a run of other settings, or of other code that would not begin anew; names them.
         """
+
+    @abstractmethod
+    def prepare(self) -> tuple[list[str], dict[str, str]]:
+        """Write what the run needs into its folder, and return its command and its variables."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the run has ended and its results are complete."""
+        return (self.folder / SUMMARY).exists()
+
+    def carry_out(self, lock: int, jobs: int) -> int:
+        """Carry out the run, or the rest of it, in processes of its own, and return the exit status."""
+        with self._starting:
+            if self.is_ended:
+                return -signal.SIGTERM
+            self._process = self._start(lock, jobs)
+        return self._process.wait()
+
+    def _start(self, lock: int, jobs: int) -> subprocess.Popen[bytes]:
+        self.folder.mkdir(exist_ok=True)
+        resumes = self.goes_on
+        if not resumes or is_marked(self.folder):
+            claim(self.folder, SWEPT_CONFIG, OUTPUT)
+        command, variables = self.prepare()
+        print(f"{self.folder.name}: {'goes on' if resumes else 'begins'}", flush=True)
+        threads = threads_per_rank(jobs * self.ranks)
+        with (self.folder / OUTPUT).open("a" if resumes else "w") as output:
+            return subprocess.Popen(
+                [*own_python(), "-m", "hocket", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={"OMP_NUM_THREADS": str(threads), **os.environ, **variables},
+                pass_fds=(lock,),  # held as long as the run goes on, even if the sweep is killed
+                start_new_session=True,  # Ctrl-C reaches the sweep alone, which asks its runs to save and end
+            )
+
+    def end(self) -> None:
+        """Ask the run to save itself and end, or never to start."""
+        with self._starting:
+            self.is_ended = True
+            if self._process is not None:
+                self._process.terminate()
+
+    def outcome(self, status: int) -> str:
+        """Return the run's result, or its failure, in one line."""
+        if status == 0 and self.has_ended:
+            summary = read_summary(self.folder / SUMMARY)
+            validated = text_of_metrics(summary)
+            return f"{f'validation {validated} ' if validated else ''}after {summary['steps']} steps"
+        output = self.folder / OUTPUT
+        lines = output.read_text(errors="replace").splitlines() or [""]
+        said = next((line for line in reversed(lines) if line.startswith("hocket: ")), lines[-1])
+        return (
+            f"failed with exit status {status}: {said.removeprefix('hocket: ')} ({os.path.relpath(output)})"
+        )
+
+
+@dataclass(eq=False)
+class _RunOfFile(SweepRun):
+    """A run of a task, and the options that its ranks are started with."""
+
+    combination: Combination
+    options: Sequence[str]
+
+    @property
+    def goes_on(self) -> bool:
+        return (self.folder / CONFIG).exists() and bool(complete(self.folder / CHECKPOINTS))
+
+    @property
+    def ranks(self) -> int:
+        return self.combination.run.ranks or 1
+
+    def check_folder(self) -> None:
         path = self.folder / CONFIG
         if not (self.has_ended or self.goes_on):
-            refuse_foreign(self.folder, (SWEPT_CONFIG, _OUTPUT, *files_of_run(self.combination.run)), "--out")
+            refuse_foreign(self.folder, (SWEPT_CONFIG, OUTPUT, *files_of_run(self.combination.run)), "--out")
         if not path.exists():
             return
         asked = resolved(self.combination.run)
@@ -184,63 +280,15 @@ class _SweepRun:
                 "it was. Name another folder with --out, put the earlier code back, or remove that folder"
             )
 
-    def carry_out(self, lock: int, jobs: int) -> int:
-        """Carry out the run, or the rest of it, in processes of its own, and return the exit status."""
-        with self._starting:
-            if self.is_ended:
-                return -signal.SIGTERM
-            self._process = self._start(lock, jobs)
-        return self._process.wait()
-
-    def _start(self, lock: int, jobs: int) -> subprocess.Popen[bytes]:
-        self.folder.mkdir(exist_ok=True)
-        command = [*own_python(), "-m", "hocket"]
-        resumes = self.goes_on
-        if not resumes or is_marked(self.folder):
-            claim(self.folder, SWEPT_CONFIG, _OUTPUT)
-        if resumes:
-            command += ["resume", str(self.folder)]
-        else:
-            file = self.folder / SWEPT_CONFIG
-            write_text(file, yaml.safe_dump(resolved(self.combination.run), sort_keys=False), sync=False)
-            command += ["run", str(file), "--out", str(self.folder)]
-        command += self.options
-        print(f"{self.folder.name}: {'goes on' if resumes else 'begins'}", flush=True)
-        threads = threads_per_rank(jobs * (self.combination.run.ranks or 1))
-        with (self.folder / _OUTPUT).open("a" if resumes else "w") as output:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={"OMP_NUM_THREADS": str(threads), **os.environ},
-                pass_fds=(lock,),  # held as long as the run goes on, even if the sweep is killed
-                start_new_session=True,  # Ctrl-C reaches the sweep alone, which asks its runs to save and end
-            )
-
-    def end(self) -> None:
-        """Ask the run to save itself and end, or never to start."""
-        with self._starting:
-            self.is_ended = True
-            if self._process is not None:
-                self._process.terminate()
-
-    def outcome(self, status: int) -> str:
-        """Return the run's result, or its failure, in one line."""
-        if status == 0 and self.has_ended:
-            summary = read_summary(self.folder / SUMMARY)
-            return f"validation {text_of_metrics(summary)} after {summary['steps']} steps"
-        output = self.folder / _OUTPUT
-        lines = output.read_text(errors="replace").splitlines() or [""]
-        said = next((line for line in reversed(lines) if line.startswith("hocket: ")), lines[-1])
-        return (
-            f"failed with exit status {status}: {said.removeprefix('hocket: ')} ({os.path.relpath(output)})"
-        )
+    def prepare(self) -> tuple[list[str], dict[str, str]]:
+        if self.goes_on:
+            return ["resume", str(self.folder), *self.options], {}
+        file = self.folder / SWEPT_CONFIG
+        write_text(file, yaml.safe_dump(resolved(self.combination.run), sort_keys=False), sync=False)
+        return ["run", str(file), "--out", str(self.folder), *self.options], {}
 
 
-def _carry_out(
-    runs: Sequence[_SweepRun], jobs: int, lock: int, code: Mapping[Path, bytes]
-) -> list[_SweepRun]:
+def _carry_out(runs: Sequence[SweepRun], jobs: int, lock: int, code: Mapping[Path, bytes]) -> list[SweepRun]:
     """Carry out the runs that have not ended, and return those that failed or were not started.
 
     Args:
@@ -257,7 +305,7 @@ def _carry_out(
     telling = threading.Lock()
     changed: list[str] = []
 
-    def carry_out(run: _SweepRun) -> bool:
+    def carry_out(run: SweepRun) -> bool:
         with telling:
             if not changed:
                 changed.extend(changed_since(code))

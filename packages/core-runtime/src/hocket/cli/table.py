@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
 
-__all__ = ["format_bytes", "format_seconds", "show_table"]
+__all__ = ["show_table"]
 
 # Characters between two columns, and around them: spaces, or lines with a space on each side.
 _PLAIN_GAP = 2
@@ -89,21 +89,3 @@ def _show_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: S
     for row in rows:
         table.add_row(*row)
     Console(markup=False).print(table)
-
-
-def format_bytes(nbytes: float) -> str:
-    """Return bytes as text with three significant digits."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.0f} B"
-
-
-def format_seconds(seconds: float) -> str:
-    """Return seconds as text with three significant digits, and as whole seconds from 1000 on."""
-    if seconds >= 999.5:
-        return f"{seconds:,.0f} s"
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"

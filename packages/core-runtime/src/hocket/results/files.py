@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from hocket.checkpoint.folder import keep_newest
-from hocket.disk import naming
+from hocket.disk import naming, write_text
 from hocket.loggers import JsonLines, Log, Logger
 from hocket.own_files import claim, foreign, remember
 from hocket.plain import Tree, TreeView
@@ -29,18 +29,19 @@ from hocket.results import (
 )
 from hocket.results.kept_config import text_of_config
 from hocket.results.provenance import add_start, imported_versions, keep_user_modules, ranks_by_host
+from hocket.strict_json import dumps
 
-__all__ = ["Results", "files_of"]
+__all__ = ["Results", "files_of", "write_summary"]
 
 #: The names that every run writes; copies of its modules go to folders that are free.
-_ALWAYS = (CONFIG, NEXT_CONFIG, STARTS, NEXT_START, SUMMARY, MODEL, PICTURE, CHECKPOINTS)
+OF_RUN = (CONFIG, NEXT_CONFIG, STARTS, NEXT_START, SUMMARY, MODEL, PICTURE, CHECKPOINTS)
 
 
 def files_of(loggers: Sequence[Logger], *, trace: bool, report: bool) -> list[str]:
     """Return the names of the files and folders that a run writes into the folder of its results."""
     of_loggers = [name for each in (JsonLines(), *loggers) for name in each.files]
     traced = [TRACE_FILE, RECORDINGS] if trace else []
-    return [*_ALWAYS, *([REPORT] if report else []), *traced, *of_loggers]
+    return [*OF_RUN, *([REPORT] if report else []), *traced, *of_loggers]
 
 
 #: The mark, in their names, of a replaced run's checkpoints while they are removed.
@@ -55,13 +56,21 @@ class Results:
             `NEXT_START`.
         host_names: the ranks' hosts, by rank.
         loggers: the loggers that get rows of metrics, besides `metrics.jsonl`.
+        owned: the names of the other files and folders that the run writes: the rest of an earlier run's stays.
 
     Raises:
         UserError: a library that a logger needs is not installed.
     """
 
-    def __init__(self, folder: Path, host_names: Sequence[str], loggers: Sequence[Logger] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        host_names: Sequence[str],
+        loggers: Sequence[Logger] = (),
+        owned: Sequence[str] = OF_RUN,
+    ) -> None:
         self._folder = folder
+        self._owned = owned
         self._host_names = host_names
         self._loggers = (JsonLines(), *(each for each in loggers if not isinstance(each, JsonLines)))
         for each in self._loggers:
@@ -90,7 +99,7 @@ class Results:
 
     def _begin(self) -> None:
         folder, next_config = self._folder, self._folder / NEXT_CONFIG
-        claim(folder, *_ALWAYS, *(name for each in self._loggers for name in each.files))
+        claim(folder, *self._owned, *(name for each in self._loggers for name in each.files))
         found = next((path for path in (next_config, folder / CONFIG) if path.exists()), None)
         config = yaml.safe_load(found.read_text(encoding="utf-8")) if found else {}
         self._write_start(config)
@@ -100,9 +109,9 @@ class Results:
             remember(folder, CONFIG, [text_of_config(config)])
         outdated = [SUMMARY, MODEL, PICTURE, REPORT, TRACE_FILE]
         for name in outdated:
-            if not foreign(folder, [name]):
+            if name in (*self._owned, TRACE_FILE) and not foreign(folder, [name]):
                 (folder / name).unlink(missing_ok=True)
-        if self._resumed_after is None:
+        if self._resumed_after is None and CHECKPOINTS in self._owned:
             keep_newest(folder / CHECKPOINTS, 0, _EARLIER)
 
     def _write_start(self, config: TreeView) -> None:
@@ -127,3 +136,13 @@ class Results:
         with contextlib.ExitStack() as stack:
             for log in self._logs or ():
                 stack.callback(log.close)
+
+
+def write_summary(folder: Path, summary: TreeView) -> None:
+    """Write the summary of a run that has ended.
+
+    Raises:
+        WriteError: it cannot be written; names it.
+    """
+    with naming(folder / SUMMARY):
+        write_text(folder / SUMMARY, dumps(summary, indent=2) + "\n")

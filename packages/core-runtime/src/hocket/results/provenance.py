@@ -55,7 +55,7 @@ def describe_start() -> Tree:
     the same for Hocket's own source, and None if it was installed from a package index.
     """
     return {
-        "command": shlex.join(["hocket", *sys.argv[1:]]),
+        "command": shlex.join([_program(), *sys.argv[1:]]),
         "directory": os.getcwd(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "git": _git(os.getcwd()),
@@ -64,6 +64,12 @@ def describe_start() -> Tree:
         "platform": platform.platform(),
         "packages": _versions(),
     }
+
+
+def _program() -> str:
+    """Return the name of this process's program: `hocket`, or a script's path."""
+    path = Path(sys.argv[0])
+    return "hocket" if path.stem in ("hocket", "__main__", "ranking") else os.path.relpath(path)
 
 
 def add_start(folder: Path, start: TreeView, *, anew: bool = False) -> None:
@@ -207,6 +213,9 @@ def _user_modules(config: TreeView) -> dict[Path, Path]:
     """
 
     found = {_path_of(module, file): file for module, file in _named(config)}
+    main = user_file("__main__")
+    if main is not None and main.suffix == ".py" and sys.modules["__main__"].__spec__ is None:
+        found[Path(main.name)] = main  # a script
     roots = [Path.cwd(), *_roots(config)]
     for module in list(sys.modules):
         file = None if module.partition(".")[0] == PROJECT else user_file(module)

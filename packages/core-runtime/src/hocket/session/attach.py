@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from hocket.errors import AttachError
 from hocket.plugin import CORE
+from hocket.results.script import take_folder
 from hocket.segment.partition import unusual_strides
 from hocket.session.api import Attachment, MakeOptimizer, left_by
 from hocket.session.ddp import watch_ddp
@@ -28,13 +29,15 @@ from hocket.session.refusals import (
     needs_closure,
     refuse_closure,
 )
+from hocket.session.script_run import Request, ScriptRun, is_script
 from hocket.session.session import Session
 from hocket.session.statistics import check_statistics, warn_of_unsynchronised
 from hocket.session.step.optimizers import Optimizers, stepped_by
-from hocket.strategy import Strategy, check_composition, compose
+from hocket.strategy import Strategy, check_composition
 from hocket.strategy.advice import overshooting
 from hocket.trace import Observer
 from hocket.transport import join
+from hocket.transport.gathering import gather
 from hocket.transport.peer import Peer
 
 __all__ = ["attach"]
@@ -74,6 +77,7 @@ def attach(
     lanes: Literal["host", "nccl", "gloo"] = "host",
     peer: Peer | None = None,
     observer: Observer | None = None,
+    out: str | os.PathLike[str] | None = None,
     statistics: Sequence[str] = (),
     engine: Engine | None = None,
     make_optimizer: MakeOptimizer | None = None,
@@ -112,6 +116,8 @@ def attach(
             from where the model lies, on CUDA or the CPU.
         peer: this rank's endpoint; that of the launcher, or of the virtual world, where None.
         observer: is notified of exchanges, waits and phases, for instance a `hocket.Trace`; of one type on all ranks.
+        out: the folder of this session's results, as `hocket run` writes them: `config.yaml`, `run.json`, rows of
+            `session.log` in `metrics.jsonl`, `summary.json`; None for that of `hocket launch --out`, or none.
         statistics: names of buffers, with `*` for any text, that are statistics of the samples that the model has seen:
             where BatchNorm's are averaged they are, too. Other buffers have no mean.
         engine: the way of a batch through the model in `session.train_batch`; None for a whole model on every rank.
@@ -132,8 +138,9 @@ def attach(
     ):
         if given not in allowed:
             raise AttachError(f"{key}={given!r} is not allowed: {' or '.join(map(repr, allowed))}")
-    if not isinstance(strategy, Strategy):
-        strategy = compose(strategy)
+    request = Request.of(out)
+    strategy = request.choose(strategy)
+    observer = request.observer(observer)
     check_composition(strategy)
     assert peer is not None
     optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
@@ -141,6 +148,8 @@ def attach(
     facts: dict[str, object] = {}
     refusal = None
     try:
+        if request.folder is not None and peer.rank == 0:
+            take_folder(request.folder)
         check(model, optimizers)
         watch_ddp()
         check_statistics(model, statistics)
@@ -155,6 +164,7 @@ def attach(
             "lanes": lanes,
             "statistics": list(statistics),
             "on_difference": on_difference,
+            "out": request.folder is not None,
         }
     except AttachError as error:
         refusal = str(error)
@@ -163,23 +173,25 @@ def attach(
         warn_of_unsynchronised(model)
     for warning in overshooting(strategy) if peer.rank == 0 else ():
         _log.warning(warning)
-    return Session(
-        engine.attach(
-            Attachment(
-                model,
-                optimizers,
-                strategy,
-                peer,
-                initial,
-                on_nonfinite,
-                on_difference,
-                lanes,
-                observer,
-                make_optimizer,
-                tuple(statistics),
-            )
+    attached = engine.attach(
+        Attachment(
+            model,
+            optimizers,
+            strategy,
+            peer,
+            initial,
+            on_nonfinite,
+            on_difference,
+            lanes,
+            observer,
+            make_optimizer,
+            tuple(statistics),
         )
     )
+    if request.folder is None and not is_script():
+        return Session(attached)
+    hosts = gather(peer, peer.memory.host_name, what="the names of the ranks' hosts")
+    return Session(attached, ScriptRun(attached, request.folder, hosts))
 
 
 def _facts(

@@ -24,6 +24,7 @@ from hocket.session.engine_session import EngineSession
 from hocket.session.exchange.active import Counters
 from hocket.session.save.checkpoint import Checkpoints, Resumed
 from hocket.session.save.save_point import SavePoint
+from hocket.session.script_run import ScriptRun
 
 __all__ = ["Session"]
 
@@ -42,13 +43,14 @@ class Session:
         inner: the engine's session, for engines, hooks and tests; not for scripts.
     """
 
-    def __init__(self, inner: EngineSession) -> None:
+    def __init__(self, inner: EngineSession, run: ScriptRun | None = None) -> None:
         self.inner = inner
         self.model, self.peer = inner.model, inner.peer
         self.rank, self.size, self.local_rank = inner.rank, inner.size, inner.local_rank
         self.is_main = inner.rank == 0
         self.data_rank, self.data_size = inner.data_rank, inner.data_size
         self._logs: list[Log] = []
+        self._run = run
         observers = default_registry().hook
         inner.step_ended = lambda step: observers.hocket_step_end(session=self, step=step)
 
@@ -187,6 +189,8 @@ class Session:
     def log(self, values: Mapping[str, Any]) -> None:
         """Write a row of rank 0's values with the number of ended steps; other ranks' values are ignored.
 
+        It goes to the logs of `open_log`, and to the folder of `attach(..., out=...)` or `hocket launch --out`.
+
         Args:
             values: numbers or texts, by name; a tensor of one element counts as its number. A mean over the ranks is
                 `sum(session.gather(loss.item())) / session.size`.
@@ -195,6 +199,8 @@ class Session:
             plain = {n: v.item() if isinstance(v, Tensor) else v for n, v in values.items()}
             for log in self._logs:
                 log.write({"step": self.step, **plain})
+            if self._run is not None:
+                self._run.write(plain)
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's `value` (JSON-able), by rank; collective."""
@@ -297,12 +303,18 @@ class Session:
                 left as it was.
         """
         self.inner.require("session.load", training=True)
-        return Checkpoints(self.inner, Path(folder), more).load(missing)
+        resumed = Checkpoints(self.inner, Path(folder), more).load(missing)
+        if self._run is not None and resumed.step:
+            self._run.resume_after(resumed.step)
+        return resumed
 
     # ---- closing -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Finish all exchanges and remove the hooks; collective. The model stays usable."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.end()
         self.inner.close()
 
     def __enter__(self) -> Self:
@@ -319,6 +331,8 @@ class Session:
             self.close()
         else:
             # The other ranks may not be here: closing together would wait for them.
+            if self._run is not None:
+                self._run.close()
             self.inner.abandon()
             if isinstance(error, Exception):  # what ends the process is told otherwise
                 self.peer.announce_leaving(left_by(error, self.step))

@@ -101,7 +101,7 @@ def _begun_synchronously(strategy: Strategy, where: Location, registry: Registry
     Raises:
         ConfigError: the number of steps is none.
     """
-    steps = where.value
+    steps = 0 if where.value is None else where.value
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
         raise where.error(f"got {where.given}", "a number of steps, 0 or more")
     if steps == 0:

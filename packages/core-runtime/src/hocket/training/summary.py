@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hocket.plain import TreeView
 from hocket.results import TRAIN_LOSS, VALID
+from hocket.session.figures import figures_of
 
 if TYPE_CHECKING:
     from hocket.session.session import Session
@@ -36,39 +37,14 @@ def summary_of(
         row: the last row of metrics.
         evaluate_replica: evaluates this rank's own replica; called where replicas differ.
     """
-    seconds, counters = row["seconds"], session.counters
-    gathered = session.gather([time.waited_s, counters.under_way_s, counters.bytes_sent])
-    exposed_s, under_way_s, bytes_sent = (
-        sum(of_rank) / session.size for of_rank in zip(*gathered, strict=True)
-    )
-    outcomes, active, staleness, skipped = zip(
-        *session.gather([counters.outcomes, counters.active, counters.staleness_max, session.skipped_steps]),
-        strict=True,
-    )
     validated = {name: value for name, value in row.items() if name.startswith(VALID)}
     return {
-        "recipe": run.strategy.name,
+        **figures_of(session.inner, row["seconds"], time.waited_s),
         "task": run.task.name,
-        "transport": session.peer.transport,
-        "ranks": session.size,
-        "steps": session.step,
-        # Ranks that step with gradients of their own leave out steps of their own.
-        "skipped_steps": max(skipped),
-        "skipped_steps_ranks": list(skipped),
-        "seconds": seconds,
-        "steps_per_second": session.step / seconds if seconds > 0 else None,
         TRAIN_LOSS: row[TRAIN_LOSS],
         **validated,
         **_of_replicas(session, validated, evaluate_replica),
-        "bytes_sent_per_step": bytes_sent / max(1, session.step),
-        "exposed_wait_fraction": exposed_s / seconds if seconds > 0 else None,
-        "exposed_wait_fraction_ranks": [
-            waited_s / seconds if seconds > 0 else None for waited_s, _, _ in gathered
-        ],
-        "overlap_share": 1 - exposed_s / under_way_s if under_way_s > 0 else None,
         "consensus_distance": row["consensus_distance"],
-        "active_mean": sum(active) / sum(outcomes) if any(outcomes) else None,
-        "staleness_max": max(staleness),
     }
 
 

@@ -7,7 +7,14 @@ from hocket.cli.recommend.candidates import find_candidates
 from hocket.cli.recommend.options import Asked
 from hocket.cli.recommend.predictions import Predictions
 from hocket.cli.recommend.showing import absent, assumptions, show_costs, show_head, show_table_of
-from hocket.cli.recommend.situation import base_of, delays_among, model_asked, placement_of, step_seconds
+from hocket.cli.recommend.situation import (
+    base_of,
+    delays_among,
+    model_asked,
+    placement_of,
+    step_seconds,
+    with_script,
+)
 from hocket.errors import UserError
 from hocket.plugin import default_registry
 
@@ -21,6 +28,7 @@ def recommend_command(asked: Asked) -> None:
         UserError: a wrong argument or option.
     """
     registry = default_registry()
+    asked = with_script(asked)
     if asked.of_strategy and asked.target is None:
         raise UserError(
             f"{asked.of_strategy[0]} changes one strategy: name it, such as `hocket recommend diloco "

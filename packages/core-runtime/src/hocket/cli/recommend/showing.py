@@ -10,12 +10,13 @@ from hocket.cli.printing import say
 from hocket.cli.recommend.candidates import NOTHING, CandidateStrategy
 from hocket.cli.recommend.options import Asked
 from hocket.cli.recommend.predictions import Predictions
-from hocket.cli.table import format_bytes, format_seconds, show_table
+from hocket.cli.table import show_table
 from hocket.installing import how_to_install
 from hocket.plan.advice import CLOSE, PLAIN, least_bandwidth, most_hosts
 from hocket.plan.links import WITHIN_A_HOST
 from hocket.plan.models import MATRICES
 from hocket.plugin.discovery import KNOWN_WORDS, TASKS
+from hocket.quantities import format_bytes, format_seconds
 from hocket.strategy.compose import SYNCHRONOUS_RECIPE
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig

@@ -19,9 +19,10 @@ from hocket.errors import ConfigError, UserError
 from hocket.plan.models import model_of, model_of_size
 from hocket.plugin import Registry, default_registry
 from hocket.quantities import read, seconds
-from hocket.results import CONFIG, METRICS
-from hocket.results.history import read_rows
+from hocket.results import CONFIG, METRICS, SUMMARY
+from hocket.results.history import read_rows, read_summary
 from hocket.results.kept_config import read_config
+from hocket.results.script import SCRIPT
 from hocket.strategy.scope import Placement
 from hocket.task.user import call_user_function, load_user_object
 from hocket.training.run import RunConfig, load_run
@@ -42,9 +43,37 @@ __all__ = [
     "model_asked",
     "placement_of",
     "step_seconds",
+    "with_script",
 ]
 
 _STEPS_MEASURED = 30
+
+
+def with_script(asked: Asked) -> Asked:
+    """Return the question with what the folder of a script's run says: model's size, ranks, computing of a step.
+
+    Raises:
+        UserError: the script's run has not ended.
+    """
+    folder = Path(asked.target or "")
+    if asked.target is None or not (folder / CONFIG).is_file():
+        return asked
+    config = read_config(folder / CONFIG)
+    if config["task"].get("name") != SCRIPT:
+        return asked
+    if not (folder / SUMMARY).is_file():
+        raise UserError(
+            f"{folder}: the script's run has not ended: its steps and its model's size are not known yet"
+        )
+    summary = read_summary(folder / SUMMARY)
+    computing_s = summary["seconds"] * (1 - summary["exposed_wait_fraction"]) / max(1, summary["steps"])
+    return replace(
+        asked,
+        target=None,
+        overrides=(f"ranks={config['ranks']}", *asked.overrides),
+        params=asked.params or str(summary["parameters"]),
+        step=asked.step or f"{computing_s:.6g}s",
+    )
 
 
 def base_of(asked: Asked, registry: Registry) -> RunConfig:

@@ -1,0 +1,185 @@
+"""A script's run: the folder that attach(..., out=...) writes, and what commands make of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.cli.recommend.options import Asked
+from hocket.cli.recommend.situation import with_script
+from hocket.comparison.record import read_record
+from hocket.errors import AttachError
+from hocket.results.history import read_rows
+from hocket.results.script import OUT, STRATEGY
+from hocket.session import script_run
+
+RANKS = 2
+
+
+def train(out: Path | None, steps: int, *, load: Path | None = None, crash: bool = False) -> None:
+    torch.manual_seed(3)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hocket.attach(model, optimizer, "agd", out=out) as session:
+        if load is not None:
+            session.load(load, missing="start")
+        while session.step < steps:
+            optimizer.zero_grad()
+            model(torch.ones(3, 4) * (session.rank + 1)).square().mean().backward()
+            optimizer.step()
+            session.log({"train_loss": 1.0 / session.step})
+        if load is not None and not crash:
+            session.save(load)
+        if crash:
+            raise RuntimeError("power cut")
+
+
+def run(*arguments: Any, **named: Any) -> None:
+    hocket.virtual(RANKS).run(lambda: train(*arguments, **named))
+
+
+def rows(folder: Path) -> list[Any]:
+    return list(read_rows(folder / "metrics.jsonl"))
+
+
+def test_the_folder_of_a_script_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a"
+    run(out, 3)
+    record = read_record(out, "a")
+    assert [(row["step"], row["train_loss"]) for row in record.rows] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert record.summary is not None
+    assert (record.summary["steps"], record.summary["recipe"], record.ranks) == (3, "agd", RANKS)
+    assert record.summary["parameters"] == 10
+    assert record.summary["train_loss"] == 1 / 3
+    # An allreduce of 10 float32 values and a trailer among two ranks: each sends half of them twice.
+    assert record.summary["bytes_sent_per_step"] == pytest.approx(rows(out)[-1]["bytes_sent"] / 3)
+    assert record.config["optimizer"] | {"lr": 0.1, "name": "sgd"} == record.config["optimizer"]
+    assert record.config["seed"] == 3
+    assert hocket.compose({"strategy": record.config["strategy"]}) == hocket.compose("agd")
+    assert json.loads((out / "run.json").read_text())[0]["hosts"]
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("hocket: agd on 2 ranks over virtual, 10 parameters: in each step, ")
+    assert last.startswith("hocket: 3 steps in ")
+
+
+def test_a_run_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
+    out, saved = tmp_path / "a", tmp_path / "checkpoints"
+    run(None, 2, load=saved)  # saves after step 2
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(out, 4, load=saved, crash=True)  # rows 3 and 4, and no checkpoint of them
+    assert not (out / "summary.json").exists()
+    run(out, 5, load=saved)
+    assert [row["step"] for row in rows(out)] == [3, 4, 5]
+    assert len(json.loads((out / "run.json").read_text())) == 2
+
+
+def test_a_run_that_begins_anew_replaces_one_that_was_cut_off(tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(out, 4, crash=True)
+    run(out, 1)
+    assert [row["step"] for row in rows(out)] == [1]
+
+
+def test_a_run_that_has_ended_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    run(out, 1)
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    with pytest.raises(
+        AttachError, match=r"out .*a holds the results of a run that has ended: name another folder"
+    ):
+        run(out, 2)
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "run.json"])
+def test_the_files_of_others_are_kept(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(hocket.errors.HocketError, match=f"holds {name}, which Hocket has not written there"):
+        run(tmp_path, 1)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_script_that_logs_nothing_has_a_row(tmp_path: Path) -> None:
+    out = tmp_path / "a"
+
+    def alone() -> None:
+        model = nn.Linear(2, 1)
+        with hocket.attach(model, torch.optim.AdamW(model.parameters()), "local", out=out):
+            pass
+
+    alone()
+    assert [row["step"] for row in rows(out)] == [0]
+    assert read_record(out, "a").config["optimizer"]["name"] == "adamw"
+
+
+def test_a_sweep_changes_the_strategy_of_the_first_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import itertools
+
+    monkeypatch.setattr(script_run, "_sessions", itertools.count())
+    monkeypatch.setenv(STRATEGY, json.dumps(["periodic_average", "parameters.0.every=3"]))
+    monkeypatch.setenv(OUT, str(tmp_path / "a"))
+
+    model = nn.Linear(2, 1)
+    for expected in (hocket.compose("periodic_average", "parameters.0.every=3"), hocket.compose("agd")):
+        with hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "agd") as session:
+            assert session.inner.strategy == expected
+    assert read_record(tmp_path / "a", "a").summary is not None
+
+
+SCRIPT = """
+import argparse, hocket, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--seed", type=int)
+parser.add_argument("--lr", type=float)
+given = parser.parse_args()
+torch.manual_seed(given.seed)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=given.lr)
+with hocket.attach(model, optimizer, "agd") as session:
+    for _ in range(2):
+        optimizer.zero_grad(); model(torch.ones(1, 2)).sum().backward(); optimizer.step()
+    session.log({"valid_loss": float(model.weight.sum())})
+"""
+
+
+def test_a_sweep_of_a_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def sweep(seed: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "hocket", "sweep", "--script", "train.py", "strategy=dpsgd,local"]
+        command += [f"seed={seed}", "lr=0.5", "-n", "1", "--transport", "torch", "--out", "sw"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    swept = sweep(0)
+    assert swept.returncode == 0, swept.stdout + swept.stderr
+    assert "[2/2] local: validation loss " in swept.stdout
+    config = read_record(tmp_path / "sw" / "dpsgd", "dpsgd").config
+    assert config["task"] == {"name": "script", "program": "train.py", "lr": "0.5"}
+    assert (config["seed"], config["name"]) == (0, "dpsgd")
+    assert (tmp_path / "sw" / "dpsgd" / "source" / "train.py").read_text() == SCRIPT
+    other = sweep(1)
+    assert other.returncode == 2
+    assert other.stderr == "hocket: sw/dpsgd holds a run with other seed: name another folder with --out\n"
+
+
+def test_a_script_is_advised_by_its_run(tmp_path: Path) -> None:
+    run(tmp_path / "a", 2)
+    summary = read_record(tmp_path / "a", "a").summary
+    assert summary is not None
+    nothing = dict.fromkeys(Asked.__dataclass_fields__)
+    asked = with_script(Asked(**{**nothing, "target": str(tmp_path / "a"), "overrides": ()}))  # type: ignore[arg-type]
+    assert (asked.target, asked.overrides, asked.params) == (None, ("ranks=2",), "10")
+    assert asked.step is not None
+    computing_s = summary["seconds"] * (1 - summary["exposed_wait_fraction"]) / 2
+    assert float(asked.step.removesuffix("s")) == pytest.approx(computing_s)
