@@ -32,7 +32,7 @@ FILES = (CONFIG, NEXT_CONFIG, STARTS, NEXT_START, SUMMARY, REPORT, TRACE_FILE, R
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder for a script's results that cannot be written, or holds other files or a run that has ended.
+    """Refuse a folder that cannot be written, or holds other files or a run that has ended.
 
     Raises:
         AttachError: says which it is, and what to do.

@@ -1,4 +1,4 @@
-"""A script's run: a line at its beginning and its end, and the folder of its results, as `hocket run` writes it."""
+"""A script's run: a line at its beginning and its end, and the folder of its results."""
 
 from __future__ import annotations
 

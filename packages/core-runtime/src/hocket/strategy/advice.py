@@ -55,7 +55,7 @@ def unreached(strategy: Strategy, steps: int, ranks: int) -> Iterator[str]:
 
 
 def overshooting(strategy: Strategy) -> Iterator[str]:
-    """Yield a sentence on each exchange whose outer steps, from step 0 on, add up to more than what ranks have moved.
+    """Yield a sentence on each exchange whose outer steps overshoot from step 0 on.
 
     Args:
         strategy: from step 0 on.
