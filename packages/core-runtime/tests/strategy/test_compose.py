@@ -372,20 +372,16 @@ def test_what_only_a_run_reads_of_a_file_is_named_once(
     assert not caplog.messages
 
 
-@given(
-    steps=st.integers(1, 60),
-    phase=st.integers(1, 60),
-    recipe=st.sampled_from(["periodic_average", "dpsgd", "hierarchical_sgd", "local"]),
-)
+@pytest.mark.parametrize(("steps", "phase"), [(20, 40), (40, 20), (20, 20), (1, 60)])
+@pytest.mark.parametrize("recipe", ["periodic_average", "dpsgd", "local"])
 def test_a_synchronous_start_is_a_phase_of_agd(steps: int, phase: int, recipe: str) -> None:
     """Phases go on at their own steps; those within the start begin with what comes after it."""
-    later = {"gradients": [{"collective": "allreduce", "every": 1}], "parameters": []}
+    later = {"gradients": [{"collective": "allreduce"}], "parameters": []}
     asked = {"recipe": recipe, "phases": {phase: later}}
-    plain = compose(asked)
+    plain, agd = compose(asked), compose("agd")
     strategy = compose(asked, f"synchronous_steps={steps}")
     for step in range(70):
-        expected = compose("agd") if step < steps else plain.at(step)
-        assert strategy.at(step).exchanges == expected.exchanges
+        assert strategy.at(step).exchanges == (agd if step < steps else plain.at(step)).exchanges
     assert strategy == compose({**asked, "synchronous_steps": steps})
     assert compose(strategy.resolved()) == strategy
     assert compose(asked, "synchronous_steps=0") == plain
