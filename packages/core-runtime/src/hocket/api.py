@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from hocket.kernels.compiling import compiled as compiled
     from hocket.outer.api import Outer as Outer
     from hocket.own_files import claim as claim
+    from hocket.plain import Batch as Batch
+    from hocket.plain import Tree as Tree
     from hocket.plugin.markers import hookimpl as hookimpl
     from hocket.plugin.registrar import Registrar as Registrar
     from hocket.progress.engine import Activity as Activity
@@ -56,7 +58,6 @@ if TYPE_CHECKING:
     from hocket.segment.segment import Segment as Segment
     from hocket.segment.shape import SegmentShape as SegmentShape
     from hocket.session.api import Attachment as Attachment
-    from hocket.session.api import Batch as Batch
     from hocket.session.api import Loss as Loss
     from hocket.session.api import MakeOptimizer as MakeOptimizer
     from hocket.session.api import StepResult as StepResult

@@ -181,7 +181,8 @@ def test_state_dict_loads_in_place() -> None:
 
 @pytest.mark.parametrize("option", ["initial", "on_nonfinite"])
 def test_options_are_checked(option: str) -> None:
-    model, options = mlp(), {option: "typo"}
+    model = mlp()
+    options: dict[str, Any] = {option: "typo"}
     with pytest.raises(AttachError, match=rf"{option}='typo' is not allowed: '\w+' or '\w+'"):
         hocket.attach(model, sgd(model), "sgd", **options)
 

@@ -10,6 +10,7 @@ from toys import batches, on_ranks
 from turns_cases import begin
 
 import hocket
+from hocket.api import Segment
 from hocket.testing.session import inner_of
 from hocket.transport.peer import Peer
 from hocket.transport.wrapper import WrapperPeer
@@ -41,7 +42,7 @@ def test_few_are_under_way_and_the_first_come_first() -> None:
             begun: list[int] = []
             start = opened.start
 
-            def noted(segment: hocket.Segment) -> None:
+            def noted(segment: Segment) -> None:
                 begun.append(segment.index)
                 start(segment)
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hocket.plain import Batch, Tree
 from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer
 from hocket.transport.peer import Peer
 
 __all__ = [
     "Attachment",
-    "Batch",
     "Loss",
     "MakeOptimizer",
     "StepResult",
@@ -25,14 +24,10 @@ __all__ = [
 
 
 #: From the model's output and the batch's target to a scalar, the mean over the batch.
-Loss = Callable[[Any, Any], Tensor]
-
-#: (inputs, target), as a loader yields them, or a mapping that is both. A model is called with a mapping's values by
-#: name, with those of a tuple or list one after the other, with anything else as it is.
-Batch = Any
+Loss = Callable[[Batch, Batch], Tensor]
 
 #: From parameter groups, as torch's optimizers take them, to an optimizer over them.
-MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
+MakeOptimizer = Callable[[list[Tree]], Optimizer]
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,7 @@ class StepResult:
     """
 
     loss: Tensor
-    output: Any
+    output: Batch
 
 
 #: Runs one batch, as the loader yields it, through the model and steps the optimizer; returns what the batch gave, None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, Literal
+from typing import Literal, ParamSpec, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.errors import AttachError
+from hocket.plain import TreeView
 from hocket.plugin import CORE
 from hocket.results.script import take_folder
 from hocket.segment.partition import unusual_strides
@@ -44,18 +45,23 @@ __all__ = ["attach"]
 
 _log = logging.getLogger("hocket")
 
+P = ParamSpec("P")
 
-def _in_session(attach: Callable[..., Session]) -> Callable[..., Session]:
+
+
+def _in_session(attach: Callable[P, Session]) -> Callable[P, Session]:
     """Give `attach` an endpoint of the session's own, and notify the other ranks if it fails."""
 
     @wraps(attach)
-    def attach_in_session(*given: Any, peer: Peer | None = None, **named: Any) -> Session:
-        peer = join() if peer is None else peer
+    def attach_in_session(*given: P.args, **named: P.kwargs) -> Session:
+        asked = cast("Peer | None", named.get("peer"))
+        peer = join() if asked is None else asked
         number = peer.begin_session()
         try:
             own = peer.session(number)
             own.announce_leaving = partial(peer.leave_session, number)
-            session = attach(*given, peer=own, **named)
+            named["peer"] = own
+            session = attach(*given, **named)
         except Exception as error:
             peer.leave_session(number, left_by(error, 0))
             raise
@@ -69,7 +75,7 @@ def _in_session(attach: Callable[..., Session]) -> Callable[..., Session]:
 def attach(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
-    strategy: Strategy | str | os.PathLike[str] | Mapping[str, Any],
+    strategy: Strategy | str | os.PathLike[str] | TreeView,
     *,
     initial: Literal["rank0", "keep"] = "rank0",
     on_nonfinite: Literal["error", "skip"] = "error",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -35,7 +34,9 @@ def watch_ddp() -> None:
     """Refuse DistributedDataParallel around a model in a session from now on."""
 
     def refusing(build: Callable[..., None]) -> Callable[..., None]:
-        def refuse(self: DistributedDataParallel, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        def refuse(
+            self: DistributedDataParallel, module: torch.nn.Module, *args: object, **kwargs: object
+        ) -> None:
             if any(is_attached(parameter) for parameter in module.parameters()):
                 raise AttachError(
                     "a model that is in a session is about to be wrapped in DistributedDataParallel, by you or by a "
@@ -45,8 +46,8 @@ def watch_ddp() -> None:
 
         return refuse
 
-    def noticing(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def notice(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
+    def noticing(forward: Callable[..., object]) -> Callable[..., object]:
+        def notice(self: DistributedDataParallel, *inputs: object, **kwargs: object) -> object:
             _look_uncompiled(self)
             return forward(self, *inputs, **kwargs)
 

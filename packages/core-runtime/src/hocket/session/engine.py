@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hocket.configured import Configured
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from hocket.session.api import Attachment, Batch, Loss, StepResult, TrainStep
+    from hocket.plain import Batch
+    from hocket.session.api import Attachment, Loss, StepResult, TrainStep
     from hocket.session.engine_session import EngineSession
     from hocket.session.replica_session import ReplicaSession
 
@@ -141,7 +142,7 @@ class DataParallel(ReplicaEngine):
         return step
 
 
-def _without_graph(output: Any) -> Any:
+def _without_graph(output: Batch) -> Batch:
     """Return a model's output, any nesting of tuples, lists and dictionaries, with each tensor detached."""
     from torch import Tensor
     from torch.utils._pytree import tree_map_only

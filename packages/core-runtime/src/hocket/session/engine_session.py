@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from pathlib import Path
@@ -278,7 +278,7 @@ class EngineSession(ABC):
         """Return this rank's parameters and buffers by name, in their own memory."""
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Mapping[str, object]:
         """Return this rank's state by sections: `model` as `tensors` returns it, `optimizer`, and more.
 
         Tensors are the session's own, not copies.

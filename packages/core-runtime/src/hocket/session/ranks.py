@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hocket.arrays import Array
 from hocket.checkpoint.subclasses import plain_tensors
 from hocket.checkpoint.tree import flatten, unflatten
 from hocket.errors import AttachError, DisagreementError
@@ -161,7 +160,7 @@ def broadcast_tensor(tensor: Tensor, lane: Lane, root: int) -> None:
     """Give every rank of a lane the values of a tensor of `root`; collective."""
     data = tensor.detach().to("cpu").contiguous().resolve_neg()
     # As bytes: NumPy does not know every dtype of torch.
-    raw: np.ndarray[Any, Any] = data.reshape(-1).view(torch.uint8).numpy()
+    raw: Array = data.reshape(-1).view(torch.uint8).numpy()
     lane.ibroadcast(raw, root).wait()
     if data.data_ptr() != tensor.data_ptr():
         tensor.copy_(data)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
-from typing import Any
+from dataclasses import fields, is_dataclass
 
 import torch
 from torch import Tensor, nn
@@ -199,7 +198,7 @@ def _check_modules(model: nn.Module) -> None:
             )
 
 
-def _check_parameter(name: str, parameter: Any) -> None:
+def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if isinstance(parameter, nn.parameter.UninitializedParameter):
         raise AttachError(f"parameter {name} is lazy and has no shape yet: run one forward before attach")
     if _is_a(parameter, "torch.distributed", "DTensor") or _is_a(
@@ -309,7 +308,7 @@ def _check_optimizers(
         held |= own
 
 
-def _is_a(given: Any, where: str, name: str) -> bool:
+def _is_a(given: object, where: str, name: str) -> bool:
     # By name: these live in parts of torch that need not be imported to know that they are not in use.
     return any(kind.__name__ == name and kind.__module__.startswith(where) for kind in type(given).__mro__)
 
@@ -357,9 +356,9 @@ def _exchanges(strategy: Strategy) -> Iterator[tuple[str, Exchange]]:
         before = phase.strategy
 
 
-def override_of(key: str, given: Any, wanted: Any) -> str:
+def override_of(key: str, given: object, wanted: object) -> str:
     """Return the shortest `KEY=VALUE` that turns one component into the other."""
-    if type(given) is type(wanted):
+    if type(given) is type(wanted) and is_dataclass(given):
         for field in fields(given):
             value, other = getattr(given, field.name), getattr(wanted, field.name)
             if isinstance(other, bool) and value != other:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -589,7 +589,7 @@ class ReplicaSession(EngineSession):
         """Return the state that this rank's replica continues from."""
         return ReplicaState(self.model, self.optimizers, self.phase, self.stale, self._replica.beside)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Mapping[str, object]:
         return self.replica_state.state_dict()
 
     def load_state(self, file: StateFile) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ from hocket.disk import naming
 from hocket.errors import HocketError
 from hocket.loggers import Log, Logger
 from hocket.own_files import claim
+from hocket.plain import Batch, Stateful, TreeView
 from hocket.plugin import Kind, default_registry
 from hocket.session.api import Loss, StepResult, left_by
 from hocket.session.data.session_data import SessionData
@@ -81,7 +82,7 @@ class Session:
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 
-    def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
+    def train_batch(self, batch: Batch, loss: Loss) -> StepResult | None:
         """Train on one batch by the engine: forward, backward and the optimizer's step.
 
         Args:
@@ -118,8 +119,8 @@ class Session:
 
     def data(
         self,
-        loader: Iterable[Any],
-        weight: Callable[[Any], float] | None = None,
+        loader: Iterable[Batch],
+        weight: Callable[[Batch], float] | None = None,
         *,
         same_batches: bool = False,
     ) -> SessionData:
@@ -186,7 +187,7 @@ class Session:
             claim(place, *(name for logger in chosen for name in logger.files))
         self._logs += [logger.open(place, config, self.step or None) for logger in chosen]
 
-    def log(self, values: Mapping[str, Any]) -> None:
+    def log(self, values: TreeView) -> None:
         """Write a row of rank 0's values with the number of ended steps; other ranks' values are ignored.
 
         It goes to the logs of `open_log`, and to the folder of `attach(..., out=...)` or `hocket launch --out`.
@@ -202,7 +203,7 @@ class Session:
             if self._run is not None:
                 self._run.write(plain)
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: object) -> list[Any]:
         """Return every rank's `value` (JSON-able), by rank; collective."""
         return self.inner.gather(value)
 
@@ -237,7 +238,7 @@ class Session:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> Path:
+    def save(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Stateful) -> Path:
         """Save the whole state of training into a new directory of `folder`; collective, after a step.
 
         Training goes on as if nothing had been saved, but for an engine's pipeline, which is drained first. A kill at
@@ -260,7 +261,9 @@ class Session:
         with self.inner.trained_values():
             return Checkpoints(self.inner, Path(folder), more).save(keep)
 
-    def save_on_signal(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> None:
+    def save_on_signal(
+        self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Stateful
+    ) -> None:
         """Save and end all ranks on SIGTERM or SIGUSR1; collective, call it right after `attach` or `load`.
 
         Schedulers send one of them before they take a job's machines away. The ranks save after the next step that all
@@ -283,7 +286,11 @@ class Session:
         self.inner.save_point = SavePoint(self.inner, lambda: self.save(folder, keep=keep, **more))
 
     def load(
-        self, folder: str | os.PathLike[str], *, missing: Literal["error", "start"] = "error", **more: Any
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        missing: Literal["error", "start"] = "error",
+        **more: Stateful,
     ) -> Resumed:
         """Continue from the newest complete checkpoint in `folder`; collective, right after `attach`.
 

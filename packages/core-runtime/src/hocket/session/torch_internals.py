@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
 from types import FrameType
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,8 @@ __all__ = [
     "steps_under_way",
     "storage_uses",
 ]
+
+T = TypeVar("T")
 
 _RUN_BACKWARD = _engine_run_backward.__code__
 _RUN_NODE = BackwardCFunction.apply.__code__
@@ -101,7 +103,7 @@ def notices_steps(optimizer: Optimizer) -> bool:
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
-def pre_hooks(module: nn.Module) -> Iterator[Any]:
+def pre_hooks(module: nn.Module) -> Iterator[Callable[..., object]]:
     """Yield what runs before a module's forward."""
     yield from module._forward_pre_hooks.values()
 
@@ -127,7 +129,7 @@ def outside_of_dynamo(look: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def replace_method(kind: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def replace_method(kind: type, name: str, make: Callable[[Callable[..., T]], Callable[..., T]]) -> None:
     """Replace a method of one of torch's classes for the rest of the process.
 
     Args:

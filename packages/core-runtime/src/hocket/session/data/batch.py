@@ -6,12 +6,17 @@ Imports no torch until it is called.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
+
+from hocket.plain import Batch
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["call", "num_samples", "parts_of"]
 
 
-def parts_of(batch: Any) -> tuple[Any, Any]:
+def parts_of(batch: Batch) -> tuple[Batch, Batch]:
     """Return inputs and target of a batch: the parts of a pair, or twice the mapping that holds both.
 
     Raises:
@@ -23,7 +28,7 @@ def parts_of(batch: Any) -> tuple[Any, Any]:
     return inputs, target
 
 
-def call(model: Any, inputs: Any) -> Any:
+def call(model: nn.Module, inputs: Batch) -> Batch:
     """Call a model with inputs, a mapping by name, a tuple or list in order; return its output.
 
     An nn.Sequential passes one value on, so it gets them as they are, as the stages of a pipeline do.
@@ -39,7 +44,7 @@ def call(model: Any, inputs: Any) -> Any:
     return model(inputs)
 
 
-def num_samples(batch: Any) -> int:
+def num_samples(batch: Batch) -> int:
     """Return the first length of the target's first tensor; of a target without tensors, its own."""
     from torch import Tensor
     from torch.utils._pytree import tree_leaves

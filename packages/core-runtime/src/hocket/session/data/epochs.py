@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from hocket.errors import ExchangeTimeoutError, UserError
+from hocket.plain import Batch, Tree
 from hocket.randomness import RandomState
 from hocket.session.data.loader import (
     END,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hocket.transport.peer import Peer
 
 
-__all__ = ["Epochs"]
+__all__ = ["Epochs", "PassesState"]
 
 _log = logging.getLogger("hocket")
 
@@ -30,6 +31,23 @@ _TOGETHER = (
     "All ranks leave after the same batch, or none: let them agree by session.gather; session.data gives all as many "
     "batches"
 )
+
+
+class PassesState(TypedDict):
+    """The section `passes` of a checkpoint: what a resumed run needs to go on with its passes.
+
+    Attributes:
+        ended: as `Epochs.ended`.
+        current: the state of the pass under way; None where there is none.
+        evaluates, trained: as `Cursor`'s, of that pass.
+        streamed: the state of samples that travel; None where none do.
+    """
+
+    ended: int
+    current: Tree | None
+    evaluates: NotRequired[bool]
+    trained: NotRequired[bool]
+    streamed: Tree | None
 
 
 class Epochs:
@@ -49,14 +67,14 @@ class Epochs:
         self._left: tuple[int, bool] | None = None
         self._current: Cursor | None = None
         self._streamed: StreamedSamples | None = None
-        self._to_continue: tuple[Mapping[str, Any], RandomState] | None = None
+        self._to_continue: tuple[PassesState, RandomState] | None = None
 
     @property
     def under_way(self) -> bool:
         """Tell whether a pass has begun and not ended."""
         return self._current is not None
 
-    def begin(self, loader: Iterable[Any], rank: int, size: int, *, evaluates: bool) -> LoaderCursor:
+    def begin(self, loader: Iterable[Batch], rank: int, size: int, *, evaluates: bool) -> LoaderCursor:
         """Begin a pass, or continue the one that was loaded.
 
         Args:
@@ -67,29 +85,34 @@ class Epochs:
         self._supersede()
         saved, now = self._take_loaded(evaluates)
         self._current = begun = LoaderCursor(
-            loader, LoaderReading(rank, size, self.ended), saved.get("current"), now
+            loader, LoaderReading(rank, size, self.ended), saved and saved["current"], now
         )
         begun.evaluates = evaluates
-        begun.trained = saved.get("trained", begun.num_steps > 0)
+        trained = begun.num_steps > 0
+        begun.trained = trained if saved is None else saved.get("trained", trained)
         return begun
 
-    def _take_loaded(self, evaluates: bool) -> tuple[Mapping[str, Any], RandomState | None]:
+    def _take_loaded(self, evaluates: bool) -> tuple[PassesState | None, RandomState | None]:
         """Take the saved state that a pass over a loader continues, if there is one.
 
         An evaluation leaves the state of a training pass, or of a stream, to the next training pass. A training pass
         drops the state of an evaluation.
         """
         if self._to_continue is None:
-            return {}, None
+            return None, None
         saved, now = self._to_continue
         of_evaluation = _was_evaluation(saved)
         streams = saved["streamed"] is not None
         if (evaluates and not saved.get("evaluates", True)) or (streams and not of_evaluation):
-            return {}, None
-        self._to_continue = ({**saved, "current": None}, now) if streams else None
-        return ({}, None) if of_evaluation and not evaluates else (saved, now)
+            return None, None
+        if streams:
+            ended: PassesState = {**saved, "current": None}
+            self._to_continue = ended, now
+        else:
+            self._to_continue = None
+        return (None, None) if of_evaluation and not evaluates else (saved, now)
 
-    def begin_streamed(self, samples: StreamedSamples, loader: Iterable[Any]) -> StreamCursor:
+    def begin_streamed(self, samples: StreamedSamples, loader: Iterable[Batch]) -> StreamCursor:
         """Begin a pass over samples that travel, or continue the one that was loaded; collective."""
         self._supersede()
         self._streamed = samples
@@ -97,6 +120,7 @@ class Epochs:
             begun = samples.begin(loader, self.ended)
         else:
             (saved, now), self._to_continue = self._to_continue, None
+            assert saved["streamed"] is not None
             current = None if _was_evaluation(saved) else saved["current"]
             begun = samples.resume(loader, self.ended, saved["streamed"], current, now)
         begun.trained = begun.num_steps > 0
@@ -201,18 +225,18 @@ class Epochs:
                 )
         return any(rank[1] is True for rank in gathered)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> PassesState:
         """Return the state that a resumed run needs."""
         current = self._current
         return {
             "ended": self.ended,
-            "current": current and current.state_dict(),
+            "current": None if current is None else current.state_dict(),
             "evaluates": current is not None and current.evaluates,
             "trained": current is not None and current.trained,
             "streamed": None if self._streamed is None else self._streamed.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], now: RandomState) -> None:
+    def load_state_dict(self, state: PassesState, now: RandomState) -> None:
         """Make the next pass the continuation of the one that was under way.
 
         Args:
@@ -225,12 +249,12 @@ class Epochs:
         self._to_continue = None if nothing else (state, now)
 
 
-def _was_evaluation(saved: Mapping[str, Any]) -> bool:
+def _was_evaluation(saved: PassesState) -> bool:
     """Return whether a saved pass evaluated the model and trained nothing."""
-    return bool(saved.get("evaluates", False)) and not saved.get("trained", True)
+    return saved.get("evaluates", False) and not saved.get("trained", True)
 
 
-def _some_still_read(gathered: Sequence[Sequence[Any]]) -> bool:
+def _some_still_read(gathered: Sequence[Sequence[object]]) -> bool:
     """Return whether some ranks still ask for a batch, though there is none, while others have left.
 
     Args:

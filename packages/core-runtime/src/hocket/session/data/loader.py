@@ -20,8 +20,8 @@ import logging
 import threading
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from typing import TypeGuard, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from hocket import randomness
 from hocket.errors import CheckpointError, DisagreementError
+from hocket.plain import Batch, Stateful, TreeView
 from hocket.randomness import RandomState
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "LoaderReading",
     "check_facts",
     "fingerprint",
+    "length_of",
     "own_generators",
     "reading_in_force",
     "warn_of_shares",
@@ -48,7 +50,7 @@ _log = logging.getLogger("hocket")
 _here = threading.local()
 
 #: What comes after the last batch.
-END: Any = object()
+END: Batch = object()
 
 
 def reading_in_force() -> LoaderReading | None:
@@ -121,15 +123,15 @@ class Cursor(ABC):
 
     def __init__(self, reading: LoaderReading) -> None:
         self.reading = reading
-        self.last: Any = END
-        self.first: Any = END
+        self.last: Batch = END
+        self.first: Batch = END
         self.num_steps = self.num_read = 0
         self.weight: float | None = None
         self.superseded = self.evaluates = self.trained = False
 
     @property
     @abstractmethod
-    def following(self) -> Any:
+    def following(self) -> Batch:
         """Return the next batch; END where there is none."""
 
     def advance(self) -> bool:
@@ -164,16 +166,16 @@ class LoaderCursor(Cursor):
 
     def __init__(
         self,
-        loader: Iterable[Any],
+        loader: Iterable[Batch],
         reading: LoaderReading,
-        saved: Mapping[str, Any] | None = None,
+        saved: TreeView | None = None,
         now: RandomState | None = None,
     ) -> None:
         super().__init__(reading)
-        self._loader: Any = loader
+        self._loader = loader
+        self._stateful = loader if _has_state(loader) else None
         self._weight_following: float | None = None
-        self._has_state = _has_state(loader)
-        self._loader_state: Any = None
+        self._loader_state: object = None
         if saved is None:
             self._generators = [generator.get_state() for generator in own_generators(loader)]
             self._start = self._before_newest = randomness.read(cuda=True)
@@ -186,16 +188,16 @@ class LoaderCursor(Cursor):
             randomness.write(now)
 
     @property
-    def following(self) -> Any:
+    def following(self) -> Batch:
         return self._following
 
     def _hand_out(self) -> None:
         self.weight = self._weight_following
         self.last, self._following = self._following, self._read()
 
-    def _read(self) -> Any:
+    def _read(self) -> Batch:
         before = randomness.read(self._before_newest, cuda=True)
-        state = self._loader.state_dict() if self._has_state else None
+        state = None if self._stateful is None else self._stateful.state_dict()
         with self.reading:
             batch = next(self._batches, END)
         self._weight_following = self.reading.take_weight()
@@ -214,11 +216,11 @@ class LoaderCursor(Cursor):
             "loader": self._loader_state,
         }
 
-    def _continue(self, saved: Mapping[str, Any]) -> None:
+    def _continue(self, saved: TreeView) -> None:
         self._start, self._generators = randomness.from_plain(saved["start"]), saved["generators"]
         self._before_newest = randomness.from_plain(saved["before_newest"])
         num_read, self.num_steps = saved["num_read"], saved["num_steps"]
-        jumps = num_read > 0 and self._has_state
+        jumps = num_read > 0 and self._stateful is not None
         generators = own_generators(self._loader)
         if len(generators) != len(self._generators) or jumps != (saved["loader"] is not None):
             raise CheckpointError(
@@ -228,8 +230,8 @@ class LoaderCursor(Cursor):
         randomness.write(self._start)
         for generator, state in zip(generators, self._generators, strict=True):
             generator.set_state(state)
-        if jumps:
-            self._loader.load_state_dict(saved["loader"])
+        if jumps and self._stateful is not None:
+            self._stateful.load_state_dict(saved["loader"])
             if getattr(self._loader, "num_workers", 0) and self.reading.rank == 0:
                 _log.warning(
                     "the loader (%s) goes on where its own state_dict says, which does not hold what its workers draw: "
@@ -258,12 +260,12 @@ class LoaderCursor(Cursor):
             self._hand_out()
 
 
-def _has_state(loader: object) -> bool:
+def _has_state(loader: object) -> TypeGuard[Stateful]:
     """Return whether a loader's `state_dict` works (Accelerate's does not without torchdata)."""
     if not all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")):
         return False
     try:
-        return loader.state_dict() is not None  # type: ignore[attr-defined]
+        return cast(Stateful, loader).state_dict() is not None
     except (AttributeError, NotImplementedError):
         return False
 
@@ -273,6 +275,15 @@ def own_generators(loader: object) -> list[torch.Generator]:
     owners = (loader, getattr(loader, "sampler", None))
     found = [getattr(owner, "generator", None) for owner in owners]
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def length_of(loader: Iterable[object]) -> int:
+    """Return a loader's length.
+
+    Raises:
+        TypeError: it has none.
+    """
+    return len(cast(Sized, loader))
 
 
 def fingerprint(batch: object) -> int | None:
@@ -337,15 +348,15 @@ def check_facts(gathered: Sequence[list[dict[str, object]]]) -> None:
                     )
 
 
-def _pieces(value: object) -> Iterator[Any]:
+def _pieces(value: object) -> Iterator[memoryview | bytes]:
     """Yield the bytes of all numbers and text in a batch."""
     if isinstance(value, Tensor):
         if value.layout == torch.strided and not (value.is_meta or value.is_nested or value.is_quantized):
             plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-            yield plain.reshape(-1).view(torch.uint8).numpy()
+            yield plain.reshape(-1).view(torch.uint8).numpy().data
     elif isinstance(value, np.ndarray):
         if value.dtype != object:
-            yield np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
     elif isinstance(value, str | bytes | bool | int | float | np.generic):
         yield repr(value).encode()
     elif isinstance(value, Mapping):

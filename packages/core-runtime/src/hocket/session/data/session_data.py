@@ -11,18 +11,19 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any
 
 import numpy as np
 
 from hocket.errors import UserError
 from hocket.messages import pack, unpack
+from hocket.plain import Batch
 from hocket.session.data.loader import (
     END,
     Cursor,
     LoaderReading,
     check_facts,
     fingerprint,
+    length_of,
     warn_of_shares,
 )
 from hocket.session.engine_session import EngineSession, SessionState
@@ -56,8 +57,8 @@ class SessionData:
     def __init__(
         self,
         session: EngineSession,
-        loader: Iterable[Any],
-        weight: Callable[[Any], float] | None,
+        loader: Iterable[Batch],
+        weight: Callable[[Batch], float] | None,
         same_batches: bool = False,
     ) -> None:
         self._session = session
@@ -65,7 +66,7 @@ class SessionData:
         self._weight = weight
         self._same_batches = same_batches
         self._streamed = session.samples()
-        self._borrowed: Any = None
+        self._borrowed: Batch = None
 
     def __len__(self) -> int:
         """Return the loader's number of batches, for the share of the samples that this rank reads.
@@ -76,9 +77,9 @@ class SessionData:
         if self._streamed is not None:
             return self._streamed.length(self._loader, self._session.epochs.ended)
         with LoaderReading(self._session.data_rank, self._session.data_size, self._session.epochs.ended):
-            return len(self._loader)  # type: ignore[arg-type]
+            return length_of(self._loader)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         self._session.begin_collective("the next pass over session.data")
         current = self._begin()
         early = True
@@ -114,7 +115,7 @@ class SessionData:
             return session.epochs.begin_streamed(self._streamed, self._loader)
         return session.epochs.begin(self._loader, session.data_rank, session.data_size, evaluates=evaluates)
 
-    def _weigh(self, batch: Any, current: Cursor) -> float:
+    def _weigh(self, batch: Batch, current: Cursor) -> float:
         """Return a batch's weight.
 
         Raises:
@@ -252,7 +253,7 @@ class SessionData:
         current.first = END
         return list(lengths)
 
-    def _borrow(self, lender: int, batch: Any) -> None:
+    def _borrow(self, lender: int, batch: Batch) -> None:
         """Take another rank's batch, for ranks that have none; collective."""
         peer, mine, refusal = self._session.peer, b"", ""
         if peer.rank == lender:

@@ -6,21 +6,21 @@ restored before a resumed stream reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 
 from hocket import randomness
+from hocket.plain import Batch, TreeView
 from hocket.randomness import RandomState
-from hocket.session.data.loader import END, Cursor, LoaderReading, own_generators
+from hocket.session.data.loader import END, Cursor, LoaderReading, length_of, own_generators
 from hocket.strategy.samples import SampleShuffle, SampleStream
 from hocket.transport.peer import Peer, gather
 
 __all__ = ["StreamCursor", "StreamedSamples"]
 
 #: What comes next has not been asked for.
-_UNREAD: Any = object()
+_UNREAD: Batch = object()
 
 
 class StreamCursor(Cursor):
@@ -34,9 +34,7 @@ class StreamCursor(Cursor):
         saved: a result of `state_dict`, to continue.
     """
 
-    def __init__(
-        self, stream: SampleStream, reading: LoaderReading, saved: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, stream: SampleStream, reading: LoaderReading, saved: TreeView | None = None) -> None:
         super().__init__(reading)
         self._stream = stream
         if saved is not None:
@@ -44,7 +42,7 @@ class StreamCursor(Cursor):
         with reading:
             self._batches = iter(stream)
         self._before_newest = stream.state_dict()
-        self._following: Any = _UNREAD
+        self._following: Batch = _UNREAD
         self.first = self.following
         if saved is not None:
             self.num_steps, self.num_read = saved["num_steps"], saved["num_read"]
@@ -52,7 +50,7 @@ class StreamCursor(Cursor):
                 self._hand_out()
 
     @property
-    def following(self) -> Any:
+    def following(self) -> Batch:
         """Return the next batch; END where there is none. Read it only when the last one has been used."""
         if self._following is _UNREAD:
             before = self._stream.state_dict()
@@ -87,7 +85,7 @@ class StreamedSamples:
         self._exchange, self._peer = exchange, peer
         self._rank, self._size = rank, size
         #: The loader whose batches travel; None before the first pass.
-        self._loader: Any = None
+        self._loader: Iterable[Batch] | None = None
         self._stream: SampleStream | None = None
         #: Of the first epoch of this loader: read then, and again, as it was then, when a run is resumed.
         self._reading = LoaderReading(rank, size, epoch=0)
@@ -96,19 +94,19 @@ class StreamedSamples:
         #: Whether the last pass had another loader than the one before it.
         self._renewed = False
 
-    def is_of_another(self, loader: Any) -> bool:
+    def is_of_another(self, loader: Iterable[Batch]) -> bool:
         """Return whether samples travel, and those of another loader than this one."""
         return self._stream is not None and loader is not self._loader
 
-    def length(self, loader: Any, epoch: int) -> int:
+    def length(self, loader: Iterable[Batch], epoch: int) -> int:
         """Return the number of batches in a pass over `loader` as epoch number `epoch`."""
         if self._stream is not None and loader is self._loader:
             with self._reading:
                 return len(self._stream)
         with LoaderReading(self._rank, self._size, epoch):
-            return len(loader)
+            return length_of(loader)
 
-    def begin(self, loader: Any, epoch: int) -> StreamCursor:
+    def begin(self, loader: Iterable[Batch], epoch: int) -> StreamCursor:
         """Begin a pass; collective. If any rank has a new loader, all read theirs anew.
 
         Args:
@@ -126,7 +124,7 @@ class StreamedSamples:
         assert self._stream is not None
         return StreamCursor(self._stream, self._reading)
 
-    def _wrap(self, loader: Any, epoch: int) -> SampleStream:
+    def _wrap(self, loader: Iterable[Batch], epoch: int) -> SampleStream:
         """Replace the loader whose batches travel by `loader`; collective."""
         self.close()
         self._loader = loader
@@ -136,10 +134,10 @@ class StreamedSamples:
 
     def resume(
         self,
-        loader: Any,
+        loader: Iterable[Batch],
         epoch: int,
-        state: Mapping[str, Any],
-        current: Mapping[str, Any] | None,
+        state: TreeView,
+        current: TreeView | None,
         now: RandomState,
     ) -> StreamCursor:
         """Continue a pass, or begin the next one; collective.

@@ -11,7 +11,6 @@ temporary difference within a step (a rank's own perturbation, SAM's) does not c
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -188,7 +187,7 @@ class EqualReplicas:
         return f"Likely causes: {'; '.join(known)}"
 
 
-def _kinds(replica: Replica) -> dict[str, Any]:
+def _kinds(replica: Replica) -> dict[str, dict[str, str]]:
     """Return the names, dtypes and shapes of the optimizers' state of each parameter."""
     return {
         name: {key: _kind(value) for key, value in replica.optimizers.state_of(parameter).items()}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -201,11 +201,11 @@ class _Probe(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         for leaf in tree_leaves((args, kwargs)):
             name = self._names.get(id(leaf))
             if name is not None and not any(p is leaf for m in self._running for p in m._parameters.values()):
@@ -228,7 +228,7 @@ class ModuleHook:
         self.merges = merges
         self._act = act
 
-    def __call__(self, given: nn.Module, *args: Any) -> None:
+    def __call__(self, given: nn.Module, *args: object) -> None:
         if given is self._module:
             self._act(*args)
 
@@ -236,7 +236,7 @@ class ModuleHook:
         # A deep copy of a model copies its hooks, and must not copy the session with them.
         return self
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise SessionError(
             "a model in a session with overlap cannot be pickled (torch.save(model)): save model.state_dict(), or "
             "close the session first"
@@ -248,7 +248,7 @@ def _watch_compiling() -> None:
     """Watch for parts of a model that are compiled in place (`part.compile()`) from now on."""
 
     def noting(compile_part: Callable[..., None]) -> Callable[..., None]:
-        def compile_noted(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        def compile_noted(self: nn.Module, *args: object, **kwargs: object) -> None:
             hooks = [hook for module in self.modules() for hook in pre_hooks(module)]
             for merges in {hook.merges for hook in hooks if isinstance(hook, ModuleHook) and hook.merges}:
                 merges.compiled(type(self).__name__)

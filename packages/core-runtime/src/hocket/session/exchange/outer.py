@@ -14,7 +14,6 @@ parameters without gradients alone: it stays as it is, and so do its outer one, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,12 +49,15 @@ class OuterSegment:
         self._exchange, self._outer = exchange, exchange.outer
         self._segment, self._pieces = segment, pieces
         data = segment.outgoing[: segment.numel]
-        where: dict[str, Any] = {}
-        if exchange.offload:
-            where = {"device": "cpu", "pin_memory": data.device.type == "cuda"}
+        device = torch.device("cpu") if exchange.offload else data.device
+        pinned = exchange.offload and data.device.type == "cuda"
+
+        def zeros() -> Tensor:
+            return torch.zeros_like(data, device=device, pin_memory=pinned)
+
         #: φ, flat.
-        self.parameters = torch.zeros_like(data, **where)
-        self._state = {name: torch.zeros_like(data, **where) for name in self._outer.remembers}
+        self.parameters = zeros()
+        self._state = {name: zeros() for name in self._outer.remembers}
         # θ when it was sent, for merges that ask.
         self._sent = torch.zeros_like(data) if exchange.keeps_sent else None
         # What batches have counted since θ was sent, and in how many steps.

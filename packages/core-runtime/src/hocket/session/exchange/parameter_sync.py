@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hocket.session.exchange.parameters import ParameterMix
+from hocket.session.exchange.parameters import MixState, ParameterMix
 from hocket.session.exchange.unrounded import Unrounded
 from hocket.strategy.exchange import Exchange, Overlap
 
@@ -159,7 +158,7 @@ class ParameterSync:
                     opened.wait(segment)
 
     @torch.no_grad()
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, MixState]:
         """Return the state for a resumed run beside the open exchanges' own.
 
         The exchanges under way of overlap forward are merged, as the next forward would merge them.
@@ -167,7 +166,7 @@ class ParameterSync:
         self.merge_forward()
         return {exchange.opened.exchange.name: exchange.state_dict() for exchange in self.exchanges}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, MixState]) -> None:
         """Continue from a result of `state_dict` on this rank."""
         for exchange in self.exchanges:
             exchange.load_state_dict(state[exchange.opened.exchange.name])

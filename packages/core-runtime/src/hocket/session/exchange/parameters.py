@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -40,13 +40,27 @@ from hocket.session.exchange.unrounded import Unrounded
 from hocket.strategy.exchange import Overlap
 from hocket.transport.lane import Lane
 
-__all__ = ["ParameterMix"]
+__all__ = ["MixState", "ParameterMix"]
 
 _log = logging.getLogger("hocket")
 
 
 # From so many elements on, one compiled pass is faster than torch's five.
 _SMALLEST_FUSED = 1 << 16
+
+
+class MixState(TypedDict):
+    """The state of an exchange of parameters in a checkpoint, beside the open exchange's own.
+
+    Attributes:
+        weights: push-sum weights, by parameter.
+        values: parameters times their weights, where their dtypes are too short for them, by parameter.
+        outer: the outer parameters and what their optimizer remembers, by parameter.
+    """
+
+    weights: dict[str, float]
+    values: dict[str, Tensor]
+    outer: dict[str, dict[str, Tensor]]
 
 
 class ParameterMix:
@@ -160,7 +174,7 @@ class ParameterMix:
         """Return copies of x where parameters' dtypes are too short for it, by the segment's index."""
         return {index: unrounded.value.clone() for index, unrounded in self.unrounded.items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> MixState:
         """Return push-sum weights and values, and the outer state, by parameter."""
         places = [(weight, self._places[index][0]) for index, weight in self.weights.items()]
         return {
@@ -171,7 +185,7 @@ class ParameterMix:
             },
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: MixState) -> None:
         """Continue from a result of `state_dict`, with parameters as x / w."""
         firsts = {index: self._places[index][0].spans[0].name for index in self.weights}
         self.set_weights({index: state["weights"][name] for index, name in firsts.items()})

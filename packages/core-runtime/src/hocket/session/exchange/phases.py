@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from hocket.strategy.equality import results
 from hocket.strategy.exchange import GRADIENTS, Overlap
 from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer
+from hocket.transport.gathering import Gather
 from hocket.transport.lane import Lane
 
 __all__ = ["ActivePhase", "Phases"]
@@ -91,7 +91,7 @@ class Phases:
         if strategy != self.active.strategy:
             self._replace_by(strategy)
 
-    def go_on(self, step: int, gather: Callable[[Any], list[Any]]) -> None:
+    def go_on(self, step: int, gather: Gather) -> None:
         """Change the phase if another begins after `step` steps; collective.
 
         Args:
@@ -139,7 +139,7 @@ class Phases:
         if self.active.terms is not None:
             self.active.terms.hand_back()
 
-    def _make_equal(self, gather: Callable[[Any], list[Any]]) -> None:
+    def _make_equal(self, gather: Gather) -> None:
         if not self.replicas_equal:
             self.set_to_mean()
             # Equal gradients keep replicas equal only if the optimizers do the same with them.
@@ -227,7 +227,7 @@ class Phases:
             )
         self._warned_of_rates = bool(differences)
 
-    def distance(self, gather: Callable[[Any], list[Any]], apart: Sequence[Tensor]) -> float:
+    def distance(self, gather: Gather, apart: Sequence[Tensor]) -> float:
         """Return the root mean square, over ranks, of the replicas' L2 distance from their mean; collective.
 
         Args:

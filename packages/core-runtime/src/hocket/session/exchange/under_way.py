@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +74,7 @@ def _keep(mix: ParameterMix) -> _ExchangeBackup:
         if opened.started(segment):
             outcome = opened.receive(segment)
             received.append((segment, segment.outgoing.clone(), segment.incoming.clone(), outcome))
-    remembered: list[dict[str, Any]] = [
+    remembered: list[dict[str, Tensor]] = [
         of_parameter for outer in mix.outer.values() for of_parameter in outer.state_dict().values()
     ]
     tensors = {id(t): t for of_parameter in remembered for t in of_parameter.values()}

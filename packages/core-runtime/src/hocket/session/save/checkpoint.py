@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,7 +26,7 @@ from hocket.checkpoint.manifest import MANIFEST, Manifest, rank_file
 from hocket.checkpoint.shared import patiently, require_folder
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, DamagedError, HocketError, MissingFileError, some
-from hocket.plain import flattened
+from hocket.plain import Stateful, flattened
 from hocket.plugin import CORE, default_registry
 from hocket.session.save.module_state import (
     comparable,
@@ -73,7 +73,7 @@ class Checkpoints:
         more: other objects with `state_dict` and `load_state_dict`, by name.
     """
 
-    def __init__(self, session: EngineSession, folder: Path, more: Mapping[str, Any]) -> None:
+    def __init__(self, session: EngineSession, folder: Path, more: Mapping[str, Stateful]) -> None:
         self._session, self._folder, self._more = session, folder, more
         self._peer = session.peer
 
@@ -207,7 +207,7 @@ class Checkpoints:
         _warn_of_incomplete(self._folder)
         return None
 
-    def _state_dict(self) -> dict[str, Any]:
+    def _state_dict(self) -> dict[str, object]:
         """Return this rank's state by sections."""
         session, counters = self._session, self._session.counters
         return {
@@ -250,7 +250,7 @@ class Checkpoints:
         counters.bytes_sent, counters.exchanges = saved["bytes_sent"], saved["exchanges"]
         counters.under_way_s, counters.exposed_wait_s = saved["under_way_s"], saved["exposed_wait_s"]
 
-    def _load_more(self, saved: Mapping[str, Any], path: Path) -> None:
+    def _load_more(self, saved: Mapping[str, object], path: Path) -> None:
         for name, given in self._more.items():
             load_into(given, saved[name], f"{path}: more/{name}")
 
@@ -319,7 +319,7 @@ class Checkpoints:
             )
 
 
-def _state_of_given(name: str, given: Any) -> Any:
+def _state_of_given(name: str, given: Stateful) -> object:
     try:
         return given.state_dict()
     except HocketError:

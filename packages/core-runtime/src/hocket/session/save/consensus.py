@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from hocket.session.step.optimizers import Optimizers
 from hocket.strategy.equality import outer_holders
 from hocket.strategy.exchange import Exchange
 from hocket.strategy.scope import Placement
+from hocket.transport.gathering import Gather
 from hocket.transport.lane import Lane
 
 __all__ = ["Consensus", "OuterValues", "average", "average_optimizers", "squared_distance"]
@@ -128,7 +128,7 @@ def squared_distance(tensors: Iterable[Tensor], lane: Lane) -> float:
 
 
 @torch.no_grad()
-def average_optimizers(optimizers: Optimizers, lane: Lane, gather: Callable[[Any], list[Any]]) -> None:
+def average_optimizers(optimizers: Optimizers, lane: Lane, gather: Gather) -> None:
     """Set the state of the ranks' optimizers to its mean; collective.
 
     A parameter whose states differ in kind, as one that had a gradient on some ranks only, begins anew.
@@ -153,7 +153,7 @@ def average_optimizers(optimizers: Optimizers, lane: Lane, gather: Callable[[Any
                 set_to_mean(value, lane)
 
 
-def _kinds(state: Mapping[str, Any]) -> dict[str, str]:
+def _kinds(state: Mapping[str, object]) -> dict[str, str]:
     return {
         key: f"{wire_dtype(v.dtype)} {tuple(v.shape)}" if isinstance(v, Tensor) else type(v).__name__
         for key, v in state.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +17,12 @@ __all__ = ["comparable", "extra_states", "load_extra_states", "not_persistent", 
 _BUFFERS = "model/buffers/"
 
 
-def extra_states(model: nn.Module) -> dict[str, Any]:
+def extra_states(model: nn.Module) -> dict[str, object]:
     """Return the results of modules' own `get_extra_state`, by their names."""
     return {name: module.get_extra_state() for name, module in _with_extra_state(model)}
 
 
-def load_extra_states(model: nn.Module, states: Mapping[str, Any], where: str) -> None:
+def load_extra_states(model: nn.Module, states: Mapping[str, object], where: str) -> None:
     """Load a result of `extra_states` into modules.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from hocket.checkpoint.files import (
 )
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, HocketError
+from hocket.plain import Stateful, Tree
 from hocket.session.save.exchange_state import load_exchange, state_of_exchange
 from hocket.session.save.module_state import (
     extra_states,
@@ -28,12 +29,51 @@ from hocket.session.save.module_state import (
 )
 
 if TYPE_CHECKING:
+    from hocket.session.exchange.parameters import MixState
     from hocket.session.exchange.phases import ActivePhase
     from hocket.session.save.beside import Beside
     from hocket.session.step.optimizers import Optimizers
     from hocket.session.step.stale_gradients import StaleGradients
 
 __all__ = ["ReplicaState", "load_into", "tensors_of"]
+
+
+class ModulesState(TypedDict):
+    """The section `modules` of a checkpoint.
+
+    Attributes:
+        extra: the results of modules' own `get_extra_state`, by their names.
+        not_persistent: the names of buffers that `model.state_dict()` leaves out.
+        samples: the number of samples that statistics have seen, as batches have counted.
+        equal_statistics: the names of statistics that are equal on all ranks.
+    """
+
+    extra: dict[str, object]
+    not_persistent: list[str]
+    samples: float
+    equal_statistics: list[str]
+
+
+class ReplicaSections(TypedDict):
+    """The sections of a checkpoint that hold a rank's replica.
+
+    Attributes:
+        model: the parameters and buffers by name, as `tensors_of` returns them.
+        optimizer: as `Optimizers.state_dict`.
+        exchanges: the states of the open exchanges, by name.
+        parameters: the states of exchanges of parameters beside them, by name.
+        late: gradients that earlier phases have left, by parameter.
+        dropped: the account of dropped sums; empty where there is none.
+        modules: what modules keep beside tensors.
+    """
+
+    model: dict[str, dict[str, Tensor]]
+    optimizer: Tree
+    exchanges: dict[str, Tree]
+    parameters: dict[str, MixState]
+    late: dict[str, Tensor]
+    dropped: dict[str, dict[str, Tensor]]
+    modules: ModulesState
 
 
 @dataclass(frozen=True)
@@ -54,7 +94,7 @@ class ReplicaState:
     stale: StaleGradients
     beside: Beside
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> ReplicaSections:
         """Return the state by sections; tensors are the session's own, not copies."""
         # First: they may still write residuals and parameters.
         self.phase.drop_unused()
@@ -125,7 +165,7 @@ class ReplicaState:
         self.stale.load_state_dict(read("late"))
         if self.phase.account is not None:
             self.phase.account.load_state_dict(read("dropped"))
-        modules = read("modules")
+        modules: ModulesState = read("modules")
         load_extra_states(self.model, modules["extra"], where)
         self.beside.weights.total = modules["samples"]
         self.beside.note_equal(modules["equal_statistics"])
@@ -193,7 +233,7 @@ def tensors_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:
     }
 
 
-def load_into(given: Any, state: Any, where: str) -> None:
+def load_into(given: Stateful, state: object, where: str) -> None:
     """Load an object's state; a refusal becomes a CheckpointError that begins with `where`."""
     with _refusing(f"{where}: {type(given).__name__}"):
         given.load_state_dict(state)
