@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -60,7 +59,7 @@ def read_config(path: Path) -> Tree:
     return config
 
 
-def changed_keys(path: Path, config: TreeView) -> list[tuple[str, Any, Any]]:
+def changed_keys(path: Path, config: TreeView) -> list[tuple[str, object, object]]:
     """Return the keys in which a run's configuration is not as Hocket wrote it, with both values.
 
     Args:
@@ -74,7 +73,9 @@ def changed_keys(path: Path, config: TreeView) -> list[tuple[str, Any, Any]]:
     return min((differing_keys(each, config, [*{**each, **config}]) for each in written), key=len)
 
 
-def differing_keys(earlier: TreeView, later: TreeView, keys: Sequence[str]) -> list[tuple[str, Any, Any]]:
+def differing_keys(
+    earlier: TreeView, later: TreeView, keys: Sequence[str]
+) -> list[tuple[str, object, object]]:
     """Return the keys below `keys` in which two configurations differ, with both values."""
 
     was, now = (flattened({key: each.get(key) for key in keys}) for each in (earlier, later))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sized
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hocket.configured import Configured
 from hocket.errors import ConfigError
-from hocket.plain import TreeView
+from hocket.plain import Batch, TreeView
 
 __all__ = ["Task", "TaskData"]
 
@@ -32,8 +31,8 @@ class TaskData:
         ConfigError: one of them is empty.
     """
 
-    train: Dataset[Any]
-    valid: Dataset[Any]
+    train: Dataset[Batch]
+    valid: Dataset[Batch]
 
     def __post_init__(self) -> None:
         for name, samples in (("train", self.train), ("valid", self.valid)):
@@ -68,7 +67,7 @@ class Task(Configured, ABC):
         """Return a new model, initialised from torch's global generator, which the caller has seeded."""
 
     @abstractmethod
-    def loss(self, output: Any, target: Any) -> Tensor:
+    def loss(self, output: Batch, target: Batch) -> Tensor:
         """Return the mean loss over a batch.
 
         Args:
@@ -79,7 +78,7 @@ class Task(Configured, ABC):
             A scalar of the output's dtype, differentiable.
         """
 
-    def metrics(self, output: Any, target: Any) -> dict[str, Tensor]:
+    def metrics(self, output: Batch, target: Batch) -> dict[str, Tensor]:
         """Return each metric's sum over a batch. The mean over all samples is what results report.
 
         Args:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hocket.arrays import Array
 from hocket.task.api import TaskData
 from hocket.task.classification import ImageClassification
 from hocket.task.samples import Scaling, TensorSamples
@@ -49,7 +50,7 @@ class Digits(ImageClassification):
         )
 
 
-def _held_out(labels: NDArray[Any]) -> NDArray[np.bool_]:
+def _held_out(labels: Array) -> NDArray[np.bool_]:
     """Return which samples are held out, [num_samples], for their classes, [num_samples]."""
     held_out = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):

@@ -10,9 +10,9 @@ import math
 import random
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 
 from hocket import draws, randomness
 from hocket.errors import UserError
+from hocket.session.data.loader import length_of
 from hocket.task.buckets import BucketSampler
 from hocket.task.shard import ShardSampler, share
 
@@ -32,6 +33,8 @@ __all__ = [
     "Shuffled",
     "distributed_sampler_of",
 ]
+
+T = TypeVar("T")
 
 
 class Indices(ABC):
@@ -117,7 +120,7 @@ class DealtSamples(Indices):
         batch_size, seed, drop_last: as `hocket.loader`'s.
     """
 
-    def __init__(self, sampler: Any, batch_size: int, seed: int, *, drop_last: bool) -> None:
+    def __init__(self, sampler: Iterable[int], batch_size: int, seed: int, *, drop_last: bool) -> None:
         self._sampler, self._batch_size, self._seed, self._drop_last = sampler, batch_size, seed, drop_last
 
     def batches(
@@ -134,7 +137,7 @@ class DealtSamples(Indices):
                 yield group[first:stop], (stop - first) / self._batch_size
 
     def num_steps(self, size: int) -> int:
-        steps = len(self._sampler) / (size * self._batch_size)
+        steps = length_of(self._sampler) / (size * self._batch_size)
         return math.floor(steps) if self._drop_last else math.ceil(steps)
 
 
@@ -148,7 +151,7 @@ class DealtBatches(Indices):
         seed: as `hocket.loader`'s.
     """
 
-    def __init__(self, sampler: Any, seed: int) -> None:
+    def __init__(self, sampler: Iterable[Sequence[int]], seed: int) -> None:
         self._sampler, self._seed = sampler, seed
 
     def batches(
@@ -162,7 +165,7 @@ class DealtBatches(Indices):
                 yield list(group[rank]), len(group[rank]) / mean
 
     def num_steps(self, size: int) -> int:
-        return math.ceil(len(self._sampler) / size)
+        return math.ceil(length_of(self._sampler) / size)
 
 
 class Alone(Indices):
@@ -174,7 +177,9 @@ class Alone(Indices):
         batch_size: the number of samples of a batch of weight 1.
     """
 
-    def __init__(self, batches: Any, distributed: DistributedSampler[Any], batch_size: int) -> None:
+    def __init__(
+        self, batches: Iterable[Sequence[int]], distributed: DistributedSampler[int], batch_size: int
+    ) -> None:
         self._batches, self._distributed, self._batch_size = batches, distributed, batch_size
 
     def batches(
@@ -190,16 +195,16 @@ class Alone(Indices):
             yield list(indices), len(indices) / self._batch_size
 
     def num_steps(self, size: int) -> int:
-        return len(self._batches)
+        return length_of(self._batches)
 
 
-def distributed_sampler_of(sampler: object) -> DistributedSampler[Any] | None:
+def distributed_sampler_of(sampler: object) -> DistributedSampler[int] | None:
     """Return a sampler, or the sampler of a batch sampler, if it is a DistributedSampler; else None."""
     inner = getattr(sampler, "sampler", None) if isinstance(sampler, BatchSampler) else sampler
     return inner if isinstance(inner, DistributedSampler) else None
 
 
-def _drawn(sampler: Iterable[Any], num: int, seed: int, epoch: int) -> Iterator[list[Any]]:
+def _drawn(sampler: Iterable[T], num: int, seed: int, epoch: int) -> Iterator[list[T]]:
     """Yield a sampler's items, `num` at a time, drawn from global generators that all ranks seed alike."""
     outside = randomness.read()
     word = int(draws.words(1, "sampler", seed, epoch)[0])
@@ -208,7 +213,7 @@ def _drawn(sampler: Iterable[Any], num: int, seed: int, epoch: int) -> Iterator[
     torch.default_generator.manual_seed(word)
     own = randomness.read()
     randomness.write(outside)
-    items: Iterator[Any] | None = None
+    items: Iterator[T] | None = None
     while True:
         outside = randomness.read()
         randomness.write(own)
@@ -223,5 +228,5 @@ def _drawn(sampler: Iterable[Any], num: int, seed: int, epoch: int) -> Iterator[
         yield group
 
 
-def _checksum(group: list[object]) -> int:
+def _checksum(group: Sequence[object]) -> int:
     return zlib.crc32(repr(group).encode())

@@ -7,7 +7,7 @@ The session that reads it says which share that is (`hocket.session.data.loader`
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from hocket import draws
 from hocket.errors import UserError
-from hocket.plain import Tree
+from hocket.plain import Batch, Tree
 from hocket.session.data.loader import LoaderReading, reading_in_force
 from hocket.task.indices import (
     Alone,
@@ -40,21 +40,21 @@ from hocket.transport import join
 __all__ = ["Loader", "Split", "loader"]
 
 #: Returns one part's samples of an IterableDataset: called with the dataset, the part, from 0, and the number of parts.
-Split = Callable[[Any, int, int], Iterable[Any]]
+Split = Callable[[Any, int, int], Iterable[Batch]]
 
 #: A batch and its weight; None if the weight is not known.
-_Weighted = tuple[Any, float | None]
+_Weighted = tuple[Batch, float | None]
 
 
 def loader(
-    dataset: Dataset[Any],
+    dataset: Dataset[Batch],
     batch_size: int | None = None,
     *,
     shuffle: bool | None = None,
     seed: int = 0,
     drop_last: bool = False,
-    sampler: Iterable[Any] | None = None,
-    batch_sampler: Iterable[list[Any]] | None = None,
+    sampler: Iterable[int] | None = None,
+    batch_sampler: Iterable[Sequence[int]] | None = None,
     split: Split | None = None,
     **options: Any,
 ) -> Loader:
@@ -97,7 +97,7 @@ def loader(
     return _IndexedLoader(dataset, indices, seed, options)
 
 
-class Loader(DataLoader[Any]):
+class Loader(DataLoader[Batch]):
     """The DataLoader that `hocket.loader` returns.
 
     Its length is the number of steps of an epoch, the same on all ranks.
@@ -105,7 +105,7 @@ class Loader(DataLoader[Any]):
 
     _share: tuple[int, int] | None
 
-    def __init__(self, dataset: Dataset[Any], seed: int, **options: Any) -> None:
+    def __init__(self, dataset: Dataset[Batch], seed: int, **options: Any) -> None:
         self._share = None
         self._seed = seed
         self._next_epoch = 0
@@ -116,7 +116,7 @@ class Loader(DataLoader[Any]):
         # Without a reading it may be `zip(one, other)`, which a session is about to read: so nothing begins yet.
         return self._batches(None if reading is None else self._begin(reading))
 
-    def _batches(self, begun: Iterator[_Weighted] | None) -> Iterator[Any]:
+    def _batches(self, begun: Iterator[_Weighted] | None) -> Iterator[Batch]:
         reading = reading_in_force()
         for batch, weight in begun or self._begin(reading):
             if reading is not None and weight is not None:
@@ -157,24 +157,24 @@ class Loader(DataLoader[Any]):
         """Yield an epoch's batches and their weights."""
         raise NotImplementedError
 
-    def _iterate(self) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[Batch]:
         return super().__iter__()
 
 
-class _Lists(Sampler[list[Any]]):
+class _Lists(Sampler[list[int]]):
     """The batches of indices of the next pass."""
 
     def __init__(self) -> None:
-        self.following: Iterator[list[Any]] = iter(())
+        self.following: Iterator[list[int]] = iter(())
 
-    def __iter__(self) -> Iterator[list[Any]]:
+    def __iter__(self) -> Iterator[list[int]]:
         return self.following
 
 
 class _IndexedLoader(Loader):
     """The batches of a map-style dataset."""
 
-    def __init__(self, dataset: Dataset[Any], indices: Indices, seed: int, options: Tree) -> None:
+    def __init__(self, dataset: Dataset[Batch], indices: Indices, seed: int, options: Tree) -> None:
         self._indices, self._lists = indices, _Lists()
         if isinstance(dataset, BatchedSamples) and "collate_fn" not in options:
             super().__init__(dataset, seed, sampler=self._lists, batch_size=None, **options)
@@ -204,7 +204,7 @@ class _IndexedLoader(Loader):
             self._num_steps(size)
         weights: deque[float] = deque()
 
-        def lists() -> Iterator[list[Any]]:
+        def lists() -> Iterator[list[int]]:
             for indices, weight in self._indices.batches(rank, size, epoch, start, facts):
                 weights.append(weight)  # workers are told of batches ahead
                 yield indices
@@ -216,7 +216,7 @@ class _IndexedLoader(Loader):
 class _PlacedLoader(_IndexedLoader):
     """One that reads in the calling thread, so that it can begin in the middle of an epoch."""
 
-    def __init__(self, dataset: Dataset[Any], indices: Indices, seed: int, options: Tree) -> None:
+    def __init__(self, dataset: Dataset[Batch], indices: Indices, seed: int, options: Tree) -> None:
         self._epoch = self._position = 0
         self._continued: Mapping[str, int] | None = None
         super().__init__(dataset, indices, seed, options)
@@ -247,7 +247,7 @@ class _StreamLoader(Loader):
 
     def __init__(
         self,
-        dataset: IterableDataset[Any],
+        dataset: IterableDataset[Batch],
         batch_size: int | None,
         seed: int,
         drop_last: bool,
@@ -272,14 +272,14 @@ class _StreamLoader(Loader):
         return ((batch, count / self._samples_per_batch) for count, batch in batches)
 
 
-class _IterableShard(IterableDataset[Any]):
+class _IterableShard(IterableDataset[Batch]):
     """The part of an IterableDataset that one rank, or one of its workers, reads."""
 
-    def __init__(self, dataset: IterableDataset[Any], split: Split) -> None:
+    def __init__(self, dataset: IterableDataset[Batch], split: Split) -> None:
         self.share = (0, 1)
         self._dataset, self._split = dataset, split
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         rank, size = self.share
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
@@ -289,10 +289,10 @@ class _IterableShard(IterableDataset[Any]):
 class _Counted:
     """A collate function that returns the number of samples with the batch."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, collate: Callable[[list[Batch]], Batch]) -> None:
         self._collate = collate
 
-    def __call__(self, samples: list[object]) -> tuple[int, Any]:
+    def __call__(self, samples: list[Batch]) -> tuple[int, Batch]:
         return len(samples), self._collate(samples)
 
 
@@ -323,13 +323,13 @@ def _checked_split(dataset: object, split: Split | None, given: Mapping[str, obj
 
 
 def _indices(
-    dataset: Dataset[Any],
+    dataset: Dataset[Batch],
     batch_size: int | None,
     shuffle: bool | None,
     seed: int,
     drop_last: bool,
-    sampler: Iterable[Any] | None,
-    batch_sampler: Iterable[list[Any]] | None,
+    sampler: Iterable[int] | None,
+    batch_sampler: Iterable[Sequence[int]] | None,
 ) -> Indices:
     """Return the indices of a map-style dataset's samples, as the arguments share them out."""
     draws.check_seed(seed)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
+
+from hocket.plain import Batch
 
 __all__ = ["BatchedSamples", "Scaling", "TensorSamples", "batch_of"]
 
@@ -62,7 +63,7 @@ class Scaling:
         return pixels.to(torch.float32).sub_(self.offset).div_(self.divisor)
 
 
-def batch_of(samples: Any, indices: Sequence[int]) -> Any:
+def batch_of(samples: Dataset[Batch], indices: Sequence[int]) -> Batch:
     """Return the batch that a loader would make of the samples at `indices`."""
     if isinstance(samples, BatchedSamples):
         return samples[indices]

@@ -13,7 +13,7 @@ The gradients are the samples themselves, so that one process adds up what an op
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hocket
+from hocket.plain import TreeView
+from hocket.strategy import Strategy
 from hocket.testing.session import inner_of
 
 __all__ = [
@@ -171,7 +173,7 @@ def play(
     optimizers: Sequence[torch.optim.Optimizer],
     moves: Sequence[Move],
     batches: Callable[[int], Sequence[Tensor]],
-    accumulate: Callable[[], Any] = nullcontext,
+    accumulate: Callable[[], AbstractContextManager[None]] = nullcontext,
     before_last: Callable[[], None] = lambda: None,
 ) -> None:
     """Carry out moves of a loop, which ends with a step; gradients are dropped after each, as most loops do.
@@ -217,7 +219,11 @@ def _applied(model: Sums, optimizers: Sequence[torch.optim.Optimizer]) -> Tensor
 
 
 def _run(
-    strategy: Any, size: int, moves: Sequence[Move], optimizers_of: Optimizers, pace_s: float
+    strategy: Strategy | str | TreeView,
+    size: int,
+    moves: Sequence[Move],
+    optimizers_of: Optimizers,
+    pace_s: float,
 ) -> list[tuple[Tensor, Tensor]]:
     """Return for each rank the applied gradients, with what it carries, and the remembered ones.
 
@@ -260,7 +266,7 @@ def _run(
 
 
 def check_account(
-    strategy: Any,
+    strategy: Strategy | str | TreeView,
     moves: Sequence[Move],
     optimizers_of: Optimizers,
     *,

@@ -12,7 +12,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from hocket.compressor.optimizer_terms import OptimizerTerms
 from hocket.errors import NonFiniteError, some
 from hocket.segment.partition import Model, named_spans, partition
 from hocket.segment.segment import Segment, view_of
+
+if TYPE_CHECKING:
+    import pytest
 
 __all__ = ["CompressorConformance", "dense", "fill", "make_segment", "run_round"]
 
@@ -172,7 +175,7 @@ class CompressorConformance:
 
     sizes: ClassVar[tuple[int, ...]] = (0, 1, 7, 1000)
 
-    def pytest_generate_tests(self, metafunc: Any) -> None:
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "segment" not in metafunc.fixturenames:
             if "compressor" in metafunc.fixturenames:
                 metafunc.parametrize("compressor", self.compressors, ids=repr)

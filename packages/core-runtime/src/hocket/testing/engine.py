@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from hocket.session.api import StepResult, TrainStep
 from hocket.session.engine import ReplicaEngine
 from hocket.session.replica_session import ReplicaSession
 from hocket.session.session import Session
+
+if TYPE_CHECKING:
+    import pytest
 
 __all__ = ["EngineConformance"]
 
@@ -49,7 +52,7 @@ class EngineConformance:
 
     sizes: ClassVar[tuple[int, ...]] = (1, 2, 4)
 
-    def pytest_generate_tests(self, metafunc: Any) -> None:
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "engine" in metafunc.fixturenames:
             metafunc.parametrize("engine", self.engines, ids=repr)
         if "size" in metafunc.fixturenames:
@@ -258,13 +261,13 @@ def _on_ranks(
     body: Callable[[Session, TrainStep], T],
     *,
     model: Callable[[], nn.Module] = _mlp,
-    **attach: Any,
+    on_nonfinite: Literal["error", "skip"] = "error",
 ) -> list[tuple[T, Tensor]]:
     """Run `body` on virtual ranks with recipe sgd; return what it returned and the parameters, by rank."""
 
     def run() -> tuple[T, Tensor]:
         net = _seeded(model)
-        with hocket.attach(net, _sgd(net), "sgd", **attach) as session:
+        with hocket.attach(net, _sgd(net), "sgd", on_nonfinite=on_nonfinite) as session:
             assert isinstance(session.inner, ReplicaSession)
             result = body(session, engine.open(session.inner))
         return result, _flat(net)

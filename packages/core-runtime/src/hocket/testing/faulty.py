@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
+from hocket.checkpoint.tree import JSON
 from hocket.plain import Tree
 from hocket.transport.faults import Faults
 from hocket.transport.peer import Peer
@@ -12,7 +12,7 @@ from hocket.transport.peer import Peer
 __all__ = ["carry_out_with_faults"]
 
 
-def carry_out_with_faults(peer: Peer, faults: Tree, module: str, name: str, *args: Any) -> Any:
+def carry_out_with_faults(peer: Peer, faults: Tree, module: str, name: str, *args: JSON) -> JSON:
     """Return the result of the function `name` of `module` for `peer` with faults.
 
     Args:
@@ -20,4 +20,5 @@ def carry_out_with_faults(peer: Peer, faults: Tree, module: str, name: str, *arg
         faults: the arguments of `Faults`, JSON values.
         module, name, args: as in `hocket.testing.job`.
     """
-    return getattr(import_module(module), name)(Faults(**faults).wrap(peer), *args)
+    result: JSON = getattr(import_module(module), name)(Faults(**faults).wrap(peer), *args)
+    return result

@@ -17,15 +17,17 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import TypeVar
 
-from hocket.plain import Tree
+from hocket.checkpoint.tree import JSON
 from hocket.training.startup import defer_dynamo
 from hocket.transport.job_folder import job_folder, shared_job_folder
 from hocket.transport.mpiexec import find_mpiexec
 from hocket.transport.peer import Peer, gather
 
 __all__ = ["Job"]
+
+T = TypeVar("T")
 
 # A rank whose neighbour failed gives up after this, so that the failure is reported.
 _TIMEOUT_S = 20.0
@@ -62,7 +64,7 @@ class Job:
             text=True,
         )
 
-    def run(self, body: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
+    def run(self, body: Callable[..., T], args: tuple[object, ...]) -> list[T]:
         """Run `body(peer, *args)` on every rank.
 
         Args:
@@ -133,7 +135,7 @@ def _serve(peer: Peer) -> None:
             print(json.dumps(results), flush=True)
 
 
-def _carry_out(peer: Peer, module: str, name: str, args: list[Any]) -> Tree:
+def _carry_out(peer: Peer, module: str, name: str, args: list[JSON]) -> dict[str, JSON]:
     try:
         return {"result": getattr(importlib.import_module(module), name)(peer, *args)}
     except Exception:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from hocket.arrays import Array, Buffer
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 from hocket.transport.wrapper import WrapperLane, WrapperPeer
 
 __all__ = ["Begun", "OrderedHost", "in_one_order"]
@@ -25,29 +26,31 @@ class _OrderedLane(WrapperLane):
     def _begin(self, what: str) -> None:
         self._begun.append((self._ranks, f"{what} of {self.name}"))
 
-    def iallreduce(self, *args: Any) -> Any:
+    def iallreduce(self, send: Array, receive: Array) -> Request:
         self._begin("allreduce")
-        return super().iallreduce(*args)
+        return super().iallreduce(send, receive)
 
-    def ireduce(self, *args: Any) -> Any:
+    def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
         self._begin("reduce")
-        return super().ireduce(*args)
+        return super().ireduce(send, receive, root)
 
-    def ibroadcast(self, *args: Any) -> Any:
+    def ibroadcast(self, data: Array, root: int) -> Request:
         self._begin("broadcast")
-        return super().ibroadcast(*args)
+        return super().ibroadcast(data, root)
 
-    def iexchange(self, *args: Any) -> Any:
+    def iexchange(
+        self, sends: Sequence[tuple[Buffer, int]], receives: Sequence[tuple[Buffer, int]], round: int
+    ) -> Request:
         self._begin("exchange")
-        return super().iexchange(*args)
+        return super().iexchange(sends, receives, round)
 
-    def iallgather(self, *args: Any) -> Any:
+    def iallgather(self, *args: object) -> Request:
         raise AssertionError("messages of different lengths")
 
-    def isend(self, *args: Any) -> Any:
+    def isend(self, *args: object) -> Request:
         raise AssertionError("a message")
 
-    def irecv(self, *args: Any) -> Any:
+    def irecv(self, *args: object) -> Request:
         raise AssertionError("a message")
 
 
@@ -62,7 +65,7 @@ class _OrderedPeer(WrapperPeer):
     def _wrap_lane(self, held: Lane, capacity_bytes: int) -> Lane:
         return _OrderedLane(held, self._host.begun, self._host.ranks)
 
-    def allgather_bytes(self, *args: Any) -> list[bytes]:
+    def allgather_bytes(self, *args: object) -> list[bytes]:
         raise AssertionError("control messages go by the host")
 
 

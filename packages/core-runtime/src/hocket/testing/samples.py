@@ -13,15 +13,18 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 import hocket
-from hocket.plain import Tree
+from hocket.plain import Batch, Tree
 from hocket.strategy.samples import SampleShuffle, SampleStream
+
+if TYPE_CHECKING:
+    import pytest
 
 __all__ = ["SamplesConformance"]
 
@@ -33,7 +36,7 @@ _EPOCHS = 3
 _COUNTS = ((2,), (4, 4), (3, 3, 3), (3, 5, 4, 1), (0, 3), (2, 0, 0, 1), (0, 0))
 
 #: A batch from its samples' numbers, int64 [batch]: in the forms and dtypes that loaders give.
-_FORMS: dict[str, Callable[[Tensor], Any]] = {
+_FORMS: dict[str, Callable[[Tensor], Batch]] = {
     "tensor": lambda numbers: numbers,
     "pair": lambda numbers: (numbers[:, None] + torch.tensor([0.25, 0.5]), numbers.to(torch.uint8)),
     "list": lambda numbers: [numbers, numbers.to(torch.bfloat16), numbers % 2 == 0],
@@ -56,7 +59,7 @@ class SamplesConformance:
 
     exchanges: ClassVar[tuple[SampleShuffle, ...]]
 
-    def pytest_generate_tests(self, metafunc: Any) -> None:
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "exchange" in metafunc.fixturenames:
             metafunc.parametrize("exchange", self.exchanges, ids=repr)
         if "counts" in metafunc.fixturenames:
@@ -106,7 +109,7 @@ class SamplesConformance:
     def test_timing_decides_nothing(self, exchange: SampleShuffle, counts: tuple[int, ...]) -> None:
         """The same batches in the same order, whichever rank is first."""
 
-        def rank_body(stream: SampleStream) -> list[Any]:
+        def rank_body(stream: SampleStream) -> list[Batch]:
             batches = []
             for epoch in range(_EPOCHS):
                 for number, batch in enumerate(stream):
@@ -132,7 +135,7 @@ class SamplesConformance:
     def _check_resumption(self, exchange: SampleShuffle, counts: tuple[int, ...], done: int, k: int) -> None:
         """Save after `done` epochs and k batches, or all that a rank has, and compare the batches that follow."""
 
-        def whole(stream: SampleStream) -> tuple[Tree, list[list[Any]]]:
+        def whole(stream: SampleStream) -> tuple[Tree, list[list[Batch]]]:
             for _ in range(done):
                 list(stream)
             batches = iter(stream)
@@ -140,7 +143,7 @@ class SamplesConformance:
             state = stream.state_dict()
             return state, [list(batches), list(stream)]
 
-        def resumed(stream: SampleStream) -> list[list[Any]]:
+        def resumed(stream: SampleStream) -> list[list[Batch]]:
             stream.load_state_dict(states[hocket.join().rank])
             return [list(stream), list(stream)]
 
@@ -154,7 +157,7 @@ class SamplesConformance:
     ) -> None:
         data = _data(counts)
 
-        def rank_body() -> list[Any]:
+        def rank_body() -> list[Batch]:
             peer = hocket.join()
             own = data[peer.rank]
             left, other = exchange.wrap(own, peer), exchange.wrap(own, peer)
@@ -171,7 +174,7 @@ class SamplesConformance:
     ) -> None:
         data = _data(counts)
 
-        def rank_body(stream: SampleStream) -> list[Any]:
+        def rank_body(stream: SampleStream) -> list[Batch]:
             list(islice(stream, 2))
             return list(stream)
 
@@ -180,8 +183,8 @@ class SamplesConformance:
     def test_batches_are_the_callers_own(self, exchange: SampleShuffle, counts: tuple[int, ...]) -> None:
         """Whoever writes into them changes nothing for anybody else."""
 
-        def rank_body(stream: SampleStream) -> list[list[Any]]:
-            epochs: list[list[Any]] = []
+        def rank_body(stream: SampleStream) -> list[list[Batch]]:
+            epochs: list[list[Batch]] = []
             for _ in range(_EPOCHS):
                 epochs.append([])
                 for batch in stream:
@@ -248,7 +251,7 @@ class SamplesConformance:
 
     def test_an_error_of_the_loader_reaches_the_caller(self, exchange: SampleShuffle) -> None:
         mistake = ArithmeticError("the second batch of rank 1 cannot be read")
-        data: list[Iterable[Any]] = [*_data((3, 3, 3))]
+        data: list[Iterable[Batch]] = [*_data((3, 3, 3))]
         data[1] = _Failing(_data((3, 3, 3))[1], mistake)
         raised = None
         try:
@@ -261,24 +264,24 @@ class SamplesConformance:
 class _Unsized:
     """A loader without length, which can be iterated again and again."""
 
-    def __init__(self, batches: Sequence[Any]) -> None:
+    def __init__(self, batches: Sequence[Batch]) -> None:
         self._batches = batches
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         yield from self._batches
 
 
 class _Failing(_Unsized):
-    def __init__(self, batches: Sequence[Any], mistake: Exception) -> None:
+    def __init__(self, batches: Sequence[Batch], mistake: Exception) -> None:
         super().__init__(batches)
         self._mistake = mistake
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         yield from self._batches[:1]
         raise self._mistake
 
 
-def _data(counts: Sequence[int], form: str = "tensor") -> list[list[Any]]:
+def _data(counts: Sequence[int], form: str = "tensor") -> list[list[Batch]]:
     """Return each rank's batches; no two samples have the same number."""
     return [
         [_FORMS[form](torch.arange(1 + (rank + k) % 3) + 50 * rank + 4 * k) for k in range(count)]
@@ -286,7 +289,7 @@ def _data(counts: Sequence[int], form: str = "tensor") -> list[list[Any]]:
     ]
 
 
-def _data_of_epochs(counts: Sequence[int]) -> list[list[list[Any]]]:
+def _data_of_epochs(counts: Sequence[int]) -> list[list[list[Batch]]]:
     """Return each epoch's batches by rank: other ones, as many as another rank has had."""
     turned = [[*counts[epoch % len(counts) :], *counts[: epoch % len(counts)]] for epoch in range(_EPOCHS)]
     return [
@@ -296,7 +299,7 @@ def _data_of_epochs(counts: Sequence[int]) -> list[list[list[Any]]]:
 
 def _on_ranks(
     exchange: SampleShuffle,
-    loaders: Sequence[Iterable[Any]],
+    loaders: Sequence[Iterable[Batch]],
     body: Callable[[SampleStream], T],
     seed: int = 0,
 ) -> list[T]:
@@ -314,11 +317,11 @@ def _on_ranks(
 
 def _trained(
     exchange: SampleShuffle,
-    data: Sequence[Sequence[Any]],
+    data: Sequence[Sequence[Batch]],
     folder: Path | None = None,
     stop: int = 0,
-    of_epochs: Sequence[Sequence[Sequence[Any]]] = (),
-) -> list[list[list[Any]]]:
+    of_epochs: Sequence[Sequence[Sequence[Batch]]] = (),
+) -> list[list[list[Batch]]]:
     """Return the batches of each epoch that count in a session, by rank.
 
     Args:
@@ -327,11 +330,11 @@ def _trained(
         of_epochs: each epoch's own loaders; the same in all epochs where none are given.
     """
 
-    def session_body(stop: int | None, resumed: bool) -> list[list[Any]]:
+    def session_body(stop: int | None, resumed: bool) -> list[list[Batch]]:
         model = nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         own = data[hocket.join().rank]
-        epochs: list[list[Any]] = [[] for _ in range(_EPOCHS)]
+        epochs: list[list[Batch]] = [[] for _ in range(_EPOCHS)]
         strategy = dataclasses.replace(hocket.compose("sgd"), samples=exchange)
         with hocket.attach(model, optimizer, strategy) as session:
             first = session.load(folder).epoch if resumed and folder is not None else 0
@@ -347,7 +350,7 @@ def _trained(
                         return epochs
         return epochs
 
-    def rank_body() -> list[list[Any]]:
+    def rank_body() -> list[list[Batch]]:
         if folder is None:
             return session_body(None, resumed=False)
         parts = session_body(stop, resumed=False), session_body(None, resumed=True)
@@ -356,7 +359,7 @@ def _trained(
     return hocket.virtual(len(data)).run(rank_body)
 
 
-def _samples(of_ranks: Iterable[Iterable[Any]]) -> list[Any]:
+def _samples(of_ranks: Iterable[Iterable[Batch]]) -> list[Batch]:
     """Return all samples of all ranks, sorted, each as the bytes of its row in its batch's tensors."""
     found = []
     for batches in of_ranks:
@@ -366,12 +369,12 @@ def _samples(of_ranks: Iterable[Iterable[Any]]) -> list[Any]:
     return sorted(found)
 
 
-def _bits(batches: Iterable[Any]) -> list[Any]:
+def _bits(batches: Iterable[Batch]) -> list[Batch]:
     """Return the content of batches, to the last bit, in their order."""
     return [(_description(batch), [_bytes(tensor) for tensor in tree_flatten(batch)[0]]) for batch in batches]
 
 
-def _description(batch: Any) -> str:
+def _description(batch: Batch) -> str:
     """Return a batch's form: its containers, and each tensor's dtype and shape but for the number of samples."""
     return repr(tree_map(lambda leaf: (type(leaf).__name__, str(leaf.dtype), tuple(leaf.shape[1:])), batch))
 

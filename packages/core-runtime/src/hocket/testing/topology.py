@@ -12,7 +12,7 @@ import copy
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +20,9 @@ from hypothesis import strategies as st
 
 from hocket import draws
 from hocket.topology.api import Neighbours, Topology, neighbours_fault
+
+if TYPE_CHECKING:
+    import pytest
 
 __all__ = ["Irregular", "TopologyConformance"]
 
@@ -80,7 +83,7 @@ class TopologyConformance:
 
     sizes: ClassVar[tuple[int, ...]] = tuple(range(1, 34))
 
-    def pytest_generate_tests(self, metafunc: Any) -> None:
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "topology" in metafunc.fixturenames:
             metafunc.parametrize("topology", self.topologies, ids=repr)
 

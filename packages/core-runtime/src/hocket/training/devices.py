@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hocket.config.settings import Device, Precision, TransportName
 from hocket.errors import UserError
+from hocket.plain import Batch
 from hocket.session.engine import ReplicaEngine
 from hocket.training.run import RunConfig, build_engine
 
@@ -85,7 +86,7 @@ def in_precision(run: RunConfig, model: nn.Module, loss: Loss, device: torch.dev
 
     forward = model.forward
 
-    def cast(*args: Any, **kwargs: Any) -> Any:
+    def cast(*args: Batch, **kwargs: Batch) -> Batch:
         with autocast():
             return forward(*args, **kwargs)
 
@@ -98,7 +99,7 @@ def in_precision(run: RunConfig, model: nn.Module, loss: Loss, device: torch.dev
     return cast_loss
 
 
-def moved(batch: Any, device: torch.device) -> Any:
+def moved(batch: Batch, device: torch.device) -> Batch:
     """Return a batch, any nesting of tuples, lists and dictionaries, with its tensors on `device`."""
     if device.type == "cpu":
         return batch

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from hocket.errors import ConfigError
 from hocket.messages import pack, unpack
+from hocket.plain import Batch
 from hocket.session.data.batch import call, parts_of
 from hocket.task import Task
 from hocket.task.samples import batch_of
@@ -57,7 +58,7 @@ def evaluate(
     model: nn.Module,
     task: Task,
     loss: Loss,
-    samples: Dataset[Any],
+    samples: Dataset[Batch],
     indices: Sequence[int],
     device: torch.device,
     meters: dict[str, Meter] | None = None,
@@ -92,13 +93,13 @@ def evaluate(
 
 
 def evaluate_together(
-    session: Session, task: Task, loss: Loss, samples: Any, device: torch.device
+    session: Session, task: Task, loss: Loss, samples: Dataset[Batch], device: torch.device
 ) -> dict[str, Value]:
     """Evaluate one model that all ranks have, each on its share of the samples, and return `Evaluation.values`.
 
     Collective.
     """
-    mine = range(session.rank, len(samples), session.size)
+    mine = range(session.rank, len(cast(Sized, samples)), session.size)
     meters = meters_of(task, lambda tensor: _gather(session, tensor) if session.size > 1 else [tensor])
     part = evaluate(session.model, task, loss, samples, mine, device, meters)
     parts = session.gather([part.samples, part.loss, part.metrics])
@@ -119,7 +120,7 @@ def _gather(session: Session, tensor: torch.Tensor) -> list[torch.Tensor]:
     return [each for each in gathered if each.numel()] or gathered
 
 
-def _sums(task: Task, output: Any, target: Any) -> dict[str, float]:
+def _sums(task: Task, output: Batch, target: Batch) -> dict[str, float]:
     """Return a task's metrics of a batch, by name."""
     found: object = task.metrics(output, target)
     where = f"metrics() of task {type(task).__name__}"

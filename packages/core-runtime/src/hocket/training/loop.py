@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sized
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from hocket.config.optimizer import build_optimizer, build_optimizers
 from hocket.config.settings import OnNonfinite
 from hocket.disk import naming
 from hocket.errors import NonFiniteError
-from hocket.plain import Tree, TreeView
+from hocket.plain import Batch, Tree, TreeView
 from hocket.results import CHECKPOINTS, MODEL, TRACE_FILE, TRAIN_LOSS, VALID
 from hocket.results.files import Results
 from hocket.session.api import Loss
@@ -231,7 +231,7 @@ class _Run:
                     return
             self._done_in_epoch = 0
 
-    def _train_step(self, batch: Any) -> None:
+    def _train_step(self, batch: Batch) -> None:
         """Take a step with a rank's samples, in batches whose gradients add up to the samples' mean."""
         if self._run.accumulate == 1:
             self._train_batch(batch, self._loss)
@@ -243,7 +243,7 @@ class _Run:
             with session.accumulate() if place < len(parts) else contextlib.nullcontext():
                 self._train_batch(part, partial(_share_of, self._loss, share), share)
 
-    def _train_batch(self, batch: Any, loss: Loss, share: float = 1.0) -> None:
+    def _train_batch(self, batch: Batch, loss: Loss, share: float = 1.0) -> None:
         session = self._session
         self._computing.begin(share * self._run.compute.seconds(_num_elements(batch)))
         result = session.train_batch(moved(batch, self._device), loss)
@@ -338,12 +338,12 @@ class _Run:
         return {f"{VALID}{name}": value for name, value in found.values().items()}
 
 
-def _num_elements(batch: Any) -> int:
+def _num_elements(batch: Batch) -> int:
     """Return the number of elements of a batch's inputs, padding included."""
     return sum(each.numel() for each in tree_leaves(parts_of(batch)[0]) if isinstance(each, torch.Tensor))
 
 
-def _share_of(loss: Loss, share: float, output: Any, target: Any) -> torch.Tensor:
+def _share_of(loss: Loss, share: float, output: Batch, target: Batch) -> torch.Tensor:
     """Return a batch's part of a step's loss."""
     return loss(output, target) * share
 

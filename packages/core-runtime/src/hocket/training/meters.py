@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol, SupportsFloat, TypeAlias
 
 import torch
 from torch import Tensor
 
 from hocket.errors import ConfigError
-from hocket.plain import Tree
+from hocket.plain import Batch
 from hocket.task import Task
 
 __all__ = ["Meter", "Value", "meters_of", "value_of"]
 
 #: The value of a metric: a number, or several in lists and mappings.
-Value = float | list[Any] | Tree
+Value: TypeAlias = "float | list[Value] | dict[str, Value]"
+
+#: A metric as torchmetrics computes it.
+Computed: TypeAlias = "SupportsFloat | Mapping[str, Computed] | list[Computed] | tuple[Computed, ...]"
 
 #: Returns every rank's tensor, by rank.
 Gather = Callable[[Tensor], list[Tensor]]
@@ -26,10 +29,13 @@ _ASKED = ("update", "compute", "reset", "clone", "modules")
 class Meter(Protocol):
     """The part of `torchmetrics.Metric` that is used here."""
 
-    def update(self, output: Any, target: Any) -> None:
+    distributed_available_fn: Callable[[], bool] | None
+    dist_sync_fn: Callable[..., list[Tensor]] | None
+
+    def update(self, output: Batch, target: Batch) -> None:
         """Add a batch."""
 
-    def compute(self) -> Any:
+    def compute(self) -> Computed:
         """Return the metric over all batches added."""
 
     def reset(self) -> None:
@@ -41,7 +47,7 @@ class Meter(Protocol):
     def clone(self) -> Meter:
         """Return an equal one."""
 
-    def modules(self) -> Iterable[Any]:
+    def modules(self) -> Iterable[Meter]:
         """Return the metric and those within it."""
 
 
@@ -55,7 +61,7 @@ def meters_of(task: Task, gather: Gather | None) -> dict[str, Meter]:
     Raises:
         ConfigError: the task returns something else, or names a metric `loss`.
     """
-    given: Any = task.torchmetrics()
+    given = task.torchmetrics()
     if not callable(getattr(given, "items", None)):
         raise ConfigError(
             f"{_source(task)} returned {given!r}; allowed: torchmetrics objects by name, in a dict"
@@ -63,14 +69,14 @@ def meters_of(task: Task, gather: Gather | None) -> dict[str, Meter]:
     return {str(name): _prepared(task, str(name), meter, gather) for name, meter in given.items()}
 
 
-def _prepared(task: Task, name: str, given: Any, gather: Gather | None) -> Meter:
+def _prepared(task: Task, name: str, given: Meter, gather: Gather | None) -> Meter:
     if name == "loss":
         raise ConfigError(
             f"{_source(task)}: a metric is named 'loss', as the task's loss is: give it another name"
         )
     if isinstance(given, type) or not all(callable(getattr(given, asked, None)) for asked in _ASKED):
         raise ConfigError(f"{_source(task)}: {name!r} is {given!r}; allowed: a torchmetrics object")
-    meter: Meter = given.clone()
+    meter = given.clone()
     meter.reset()
     for each in meter.modules():
         each.distributed_available_fn = lambda: gather is not None
@@ -78,7 +84,7 @@ def _prepared(task: Task, name: str, given: Any, gather: Gather | None) -> Meter
     return meter
 
 
-def value_of(computed: Any) -> Value:
+def value_of(computed: Computed) -> Value:
     """Return a metric's computed value as plain numbers."""
     if isinstance(computed, Tensor):
         value: Value = computed.tolist()

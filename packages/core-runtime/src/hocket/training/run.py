@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from hocket.config import scheduler
 from hocket.config.component import build_reference, construct, describe, read_fields
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from hocket.task.api import Task
 
 __all__ = ["RunConfig", "build_engine", "build_task", "load_run", "resolved"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def _elsewhere(path: Path, document: Document, registry: Registry) -> str:
     return f"it is a key of {some(holders)}, of which this run has none" if holders else ""
 
 
-def _paths(tree: Any, key: object, path: str = "") -> Iterator[str]:
+def _paths(tree: object, key: object, path: str = "") -> Iterator[str]:
     """Yield the paths of a plain tree that end in a key, but for its root."""
     items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
     for name, value in items:
@@ -134,11 +136,10 @@ def build_task(run: RunConfig, registry: Registry | None = None) -> Task:
         return task
     from hocket.task.user import load_user_task
 
-    own: Task = _of_user(load_user_task, reference)
-    return own
+    return _of_user(load_user_task, reference)
 
 
-def _of_user(ask: Callable[[str, TreeView], Any], task: Reference) -> Any:
+def _of_user(ask: Callable[[str, TreeView], T], task: Reference) -> T:
     """Call something of a user's task; an error in it names its source."""
     try:
         return ask(task.name, task.arguments)

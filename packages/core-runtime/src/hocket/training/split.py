@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hocket.errors import UserError
+from hocket.plain import Batch
 from hocket.session.data.batch import num_samples
 
 __all__ = ["split"]
 
 
-def split(batch: Any, size: int) -> list[Any]:
+def split(batch: Batch, size: int) -> list[Batch]:
     """Return the samples of a batch in batches of `size`, the last with the rest, as views.
 
     Args:

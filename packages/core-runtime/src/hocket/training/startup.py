@@ -12,11 +12,14 @@ import threading
 from collections.abc import Callable
 from functools import wraps
 from types import ModuleType
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 __all__ = ["defer_dynamo"]
 
 _NAME = "torch._dynamo"
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def defer_dynamo() -> None:
@@ -34,7 +37,7 @@ class _StandIn(ModuleType):
         super().__init__(name)
         self._lock = threading.RLock()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         # `inspect` asks every module for its `__file__`; the import of a submodule asks for `__path__`.
         if name.startswith("__") and name != "__path__":
             raise AttributeError(f"module {_NAME!r} has not been loaded and has no {name}")
@@ -43,14 +46,14 @@ class _StandIn(ModuleType):
     def graph_break(self, *args: object, **kwargs: object) -> None:
         """Do nothing: outside of compiled code there is no graph."""
 
-    def disable(self, function: Callable[..., Any] | None = None, *args: object, **kwargs: object) -> Any:
+    def disable(self, function: Callable[P, T] | None = None, *args: object, **kwargs: object) -> object:
         """Return a function that calls `function`, by the real module's `disable` as soon as that is loaded."""
         if function is None:
             return self._load().disable(function, *args, **kwargs)
-        disabled: Callable[..., Any] | None = None
+        disabled: Callable[P, T] | None = None
 
         @wraps(function)
-        def call(*given: Any, **named: Any) -> Any:
+        def call(*given: P.args, **named: P.kwargs) -> T:
             nonlocal disabled
             if disabled is None and sys.modules.get(_NAME) is not self:
                 disabled = self._load().disable(function, *args, **kwargs)
@@ -58,7 +61,7 @@ class _StandIn(ModuleType):
 
         return call
 
-    def _load(self) -> Any:
+    def _load(self) -> ModuleType:
         with self._lock:
             if sys.modules.get(_NAME) is self:
                 del sys.modules[_NAME]

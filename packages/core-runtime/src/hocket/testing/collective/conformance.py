@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
@@ -31,6 +31,8 @@ from hocket.transport.network import Cost, NetworkModel
 from hocket.transport.virtual import VirtualWorld, current_peer
 
 __all__ = ["CollectiveConformance"]
+
+T = TypeVar("T")
 
 # The tests are inherited by many classes, which hypothesis would take for a mistake.
 _EXAMPLES = settings(
@@ -87,7 +89,7 @@ class CollectiveConformance(ABC):
             float64 [size, n].
         """
 
-    def run(self, size: int, seed: int, body: Callable[..., Any], *args: Any) -> list[Any]:
+    def run(self, size: int, seed: int, body: Callable[..., T], *args: object) -> list[T]:
         """Run `body(peer, *args)` on `size` ranks, virtual ones unless a subclass says otherwise.
 
         Args:
@@ -243,8 +245,8 @@ class CollectiveConformance(ABC):
         return sizes[number % len(sizes)]
 
 
-def _run_on(world: VirtualWorld, body: Callable[..., Any], *args: Any) -> list[Any]:
-    def enter() -> Any:
+def _run_on(world: VirtualWorld, body: Callable[..., T], *args: object) -> list[T]:
+    def enter() -> T:
         peer = current_peer()
         assert peer is not None
         return body(peer, *args)

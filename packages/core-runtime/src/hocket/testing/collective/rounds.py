@@ -7,7 +7,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -226,6 +225,6 @@ def _segment(peer: Peer, shape: Shape) -> Segment:
     return Segment(f"tested[{shape.index}]", shape.index, spans, *buffers)
 
 
-def _spans(shape: Shape) -> Sequence[Any]:
+def _spans(shape: Shape) -> Sequence[ParameterSpan]:
     parameter = torch.zeros(shape.numel, dtype=getattr(torch, shape.dtype))
     return partition(named_spans([("p", parameter)]), Model())[0]

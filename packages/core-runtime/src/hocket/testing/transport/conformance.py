@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from hocket.testing.transport import collectives, gathering, messages, peers
 from hocket.transport.request import RANKS_DIVERGED
 
+if TYPE_CHECKING:
+    import pytest
+
 __all__ = ["TransportConformance"]
+
+T = TypeVar("T")
 
 
 class TransportConformance(ABC):
@@ -22,7 +27,7 @@ class TransportConformance(ABC):
     sizes: tuple[object, ...] = (1, 2, 3, 4, 7)
 
     @abstractmethod
-    def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
+    def run(self, size: int, body: Callable[..., T], *args: object) -> list[T]:
         """Run `body(peer, *args)` on `size` ranks.
 
         Args:
@@ -37,7 +42,7 @@ class TransportConformance(ABC):
             Exception: a rank raised; the transport chooses the type.
         """
 
-    def pytest_generate_tests(self, metafunc: Any) -> None:
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "size" in metafunc.fixturenames:
             metafunc.parametrize("size", self.sizes)
 
