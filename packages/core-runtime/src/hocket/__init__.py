@@ -18,7 +18,7 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hocket.last_resort import LastResort
 
@@ -90,7 +90,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'hocket' has no attribute {name!r}")
     module, attribute = _HOMES[name]

@@ -7,13 +7,22 @@ import types
 import typing
 from enum import Enum
 from functools import cache, wraps
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hocket.errors import ConfigError, suggest
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["Configured", "allowed_by", "choices_or", "optional"]
 
-_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
+_WORDS: dict[object, str] = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    dict: "a mapping",
+}
 
 
 class Configured:
@@ -26,7 +35,7 @@ class Configured:
         ConfigError: another value; names the class, the field and what is allowed.
     """
 
-    def __init_subclass__(cls, **arguments: Any) -> None:
+    def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
         own = vars(cls).get("__post_init__")
         if own is not None:
@@ -41,9 +50,9 @@ class Configured:
                 object.__setattr__(self, name, converted)  # frozen, and still being built
 
 
-def _after_conversion(own: Any) -> Any:
+def _after_conversion(own: Callable[..., None]) -> Callable[..., None]:
     @wraps(own)
-    def post_init(self: Configured, *arguments: Any, **named: Any) -> None:
+    def post_init(self: Configured, *arguments: object, **named: object) -> None:
         Configured.__post_init__(self)
         own(self, *arguments, **named)
 
@@ -51,7 +60,7 @@ def _after_conversion(own: Any) -> Any:
 
 
 @cache
-def _choices(component: type) -> tuple[tuple[str, Any], ...]:
+def _choices(component: type) -> tuple[tuple[str, object], ...]:
     """Return the fields that have an Enum in their types, with the types."""
     try:
         hints = typing.get_type_hints(component)
@@ -71,7 +80,7 @@ def _parts(hint: object) -> list[type]:
     return [part for part in typing.get_args(hint) or (hint,) if isinstance(part, type)]
 
 
-def _converted(component: str, name: str, hint: object, value: Any) -> Any:
+def _converted(component: str, name: str, hint: object, value: object) -> object:
     if isinstance(value, tuple(_parts(hint))):
         return value
     members = [member for enum in _enums(hint) for member in enum]
@@ -82,7 +91,7 @@ def _converted(component: str, name: str, hint: object, value: Any) -> Any:
     raise ConfigError(f"{component}({name}={value!r}): {name} must be {allowed_by(hint)}.{near}")
 
 
-def optional(hint: object) -> tuple[Any, bool]:
+def optional(hint: object) -> tuple[object, bool]:
     """Return a type without None, and whether None was in it."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         rest = [arg for arg in typing.get_args(hint) if arg is not type(None)]
@@ -106,7 +115,7 @@ def allowed_by(hint: object) -> str:
     return f"{words} or null" if nullable else words
 
 
-def choices_or(hint: object) -> tuple[type[Enum] | None, Any]:
+def choices_or(hint: object) -> tuple[type[Enum] | None, object]:
     """Split a union of an Enum and one other type; return None and the hint for another hint."""
     if isinstance(hint, types.UnionType) and type(None) not in typing.get_args(hint):
         choices = [arg for arg in typing.get_args(hint) if isinstance(arg, type) and issubclass(arg, Enum)]

@@ -8,14 +8,18 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import numpy as np
+from numpy.random import mtrand
 
-__all__ = ["RandomState", "from_plain", "read", "to_plain", "write"]
+from hocket.plain import Tree
 
-_random: Any = np.random  # whose stubs lack `get_bit_generator`
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["PlainState", "RandomState", "from_plain", "read", "to_plain", "write"]
+
 #: `mt19937_state` of NumPy: uint32 key[624] and int pos.
 _MT19937_BYTES = 624 * 4 + 4
 
@@ -23,18 +27,29 @@ _MT19937_BYTES = 624 * 4 + 4
 class _NumpyState(NamedTuple):
     """NumPy's legacy global state."""
 
-    generator: Any  # the bit generator behind the functions of `np.random`
-    state: dict[str, Any]
+    generator: np.random.BitGenerator  # the bit generator behind the functions of `np.random`
+    state: Tree
     raw: bytes | None  # the generator's memory, None if it is not the usual MT19937
 
 
 class RandomState(NamedTuple):
     """The states of all generators that a process draws from."""
 
-    python: tuple[Any, ...]
+    python: tuple[object, ...]
     numpy: _NumpyState
-    torch: Any  # a uint8 tensor, None while torch is not imported
-    cuda: Any = None  # the same of the current CUDA device, None where it was not asked for or is not in use
+    torch: Tensor | None  # a uint8 tensor, None while torch is not imported
+    cuda: Tensor | None = (
+        None  # the same of the current CUDA device, None where it was not asked for or is not in use
+    )
+
+
+class PlainState(TypedDict):
+    """The section `random` of a checkpoint: the states as plain values and tensors."""
+
+    python: tuple[object, ...]
+    numpy: Tree
+    torch: Tensor | None
+    cuda: Tensor | None
 
 
 def read(previous: RandomState | None = None, *, cuda: bool = False) -> RandomState:
@@ -63,7 +78,7 @@ def write(state: RandomState, current: RandomState | None = None) -> None:
         _write_cuda(state.cuda)
 
 
-def to_plain(state: RandomState) -> dict[str, Any]:
+def to_plain(state: RandomState) -> PlainState:
     """Return the states as mappings, tuples, numbers, arrays and tensors, for a file."""
     return {
         "python": state.python,
@@ -73,9 +88,9 @@ def to_plain(state: RandomState) -> dict[str, Any]:
     }
 
 
-def from_plain(plain: Mapping[str, Any]) -> RandomState:
+def from_plain(plain: PlainState) -> RandomState:
     """Return the states that `to_plain` described, in this process or in another one."""
-    numpy = _NumpyState(_random.get_bit_generator(), plain["numpy"], None)
+    numpy = _NumpyState(mtrand.get_bit_generator(), plain["numpy"], None)
     return RandomState(plain["python"], numpy, plain["torch"], plain["cuda"])
 
 
@@ -86,7 +101,7 @@ def _read_numpy(previous: _NumpyState | None) -> _NumpyState:
     them in training. So the generator's memory is compared, which changes with every draw but one: the second
     of a pair of normal numbers comes from a cache beside it, whose state only `get_state` tells.
     """
-    generator = _random.get_bit_generator()
+    generator = mtrand.get_bit_generator()
     raw = None
     if type(generator) is np.random.MT19937:
         raw = ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
@@ -95,13 +110,13 @@ def _read_numpy(previous: _NumpyState | None) -> _NumpyState:
     )
     if previous is not None and unchanged and not previous.state["has_gauss"]:
         return previous
-    return _NumpyState(generator, _random.get_state(legacy=False), raw)
+    return _NumpyState(generator, mtrand.get_state(legacy=False), raw)
 
 
 def _write_numpy(state: _NumpyState) -> None:
-    if _random.get_bit_generator() is not state.generator:
-        _random.set_bit_generator(state.generator)
-    _random.set_state(state.state)
+    if mtrand.get_bit_generator() is not state.generator:
+        mtrand.set_bit_generator(state.generator)
+    mtrand.set_state(state.state)
 
 
 def _is_same(one: _NumpyState, other: _NumpyState) -> bool:
@@ -113,27 +128,29 @@ def _is_same(one: _NumpyState, other: _NumpyState) -> bool:
     return one.raw is not None and one.raw == other.raw
 
 
-def _read_torch() -> Any:
+def _read_torch() -> Tensor | None:
     torch = sys.modules.get("torch")
     generator = getattr(torch, "default_generator", None)
     return None if generator is None else generator.get_state()
 
 
-def _write_torch(state: Any) -> None:
-    torch: Any = sys.modules.get("torch")
-    if getattr(torch, "default_generator", None) is None:
+def _write_torch(state: Tensor | None) -> None:
+    torch = sys.modules.get("torch")
+    if torch is None or getattr(torch, "default_generator", None) is None:
         return
     # A rank whose states were saved before another one imported torch begins with torch's default seed.
     torch.default_generator.set_state(torch.Generator().get_state() if state is None else state)
 
 
-def _read_cuda() -> Any:
-    torch: Any = sys.modules.get("torch")
-    in_use = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
-    return torch.cuda.get_rng_state() if in_use else None
+def _read_cuda() -> Tensor | None:
+    torch = sys.modules.get("torch")
+    if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return None
+    state: Tensor = torch.cuda.get_rng_state()
+    return state
 
 
-def _write_cuda(state: Any) -> None:
-    torch: Any = sys.modules.get("torch")
+def _write_cuda(state: Tensor) -> None:
+    torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state)

@@ -15,7 +15,7 @@ _TEXT = "_text"
 _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def dumps(value: Any, indent: int | None = None) -> str:
+def dumps(value: object, indent: int | None = None) -> str:
     """Return a value as strict JSON: of `{"loss": nan}` it is `{"loss": null, "loss_text": "nan"}`."""
     return json.dumps(without_nan(value), indent=indent, allow_nan=False)
 
@@ -47,7 +47,7 @@ def without_nan(value: Any) -> Any:
     return None if _text_of(value) is not None else value
 
 
-def _text_of(value: Any) -> Any:
+def _text_of(value: object) -> object:
     """Return the text of NaN or an infinity, or a list's texts; None for everything that JSON can express."""
     if isinstance(value, float):
         return None if math.isfinite(value) else str(float(value))
@@ -57,7 +57,7 @@ def _text_of(value: Any) -> Any:
     return None
 
 
-def _restored(value: Any) -> Any:
+def _restored(value: object) -> object:
     if isinstance(value, list):
         return [_restored(each) for each in value]
     if not isinstance(value, dict):
@@ -71,7 +71,7 @@ def _restored(value: Any) -> Any:
     return found
 
 
-def _holds_texts_of(value: Any, texts: Any) -> bool:
+def _holds_texts_of(value: object, texts: object) -> bool:
     """Return whether `texts` holds the texts of numbers that JSON lacks, in place of which `value` has None."""
     if value is None:
         return isinstance(texts, str) and texts in _NUMBERS
@@ -80,9 +80,11 @@ def _holds_texts_of(value: Any, texts: Any) -> bool:
     return all(text is None or _holds_texts_of(each, text) for each, text in zip(value, texts, strict=True))
 
 
-def _number(value: Any, texts: Any) -> Any:
+def _number(value: object, texts: object) -> object:
     if not _holds_texts_of(value, texts):
         return value
-    if value is None:
+    if isinstance(texts, str):
         return _NUMBERS[texts]
+    assert isinstance(value, list)
+    assert isinstance(texts, list)
     return [_number(each, text) for each, text in zip(value, texts, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hocket.errors import CheckpointError, HocketError, reason
 from hocket.plain import Tree
@@ -52,7 +52,7 @@ def on_rank_0(peer: Peer, act: Callable[[], T]) -> T:
     Raises:
         CheckpointError: on every rank, if `act` raised this, OSError or an error that is not Hocket's.
     """
-    own: list[Any] = [None, None]
+    own: list[object] = [None, None]
     cause = None
     if peer.rank == 0:
         try:

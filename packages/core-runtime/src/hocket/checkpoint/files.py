@@ -152,7 +152,7 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
     return text + b" " * (-len(text) % 8)
 
 
-def _too_long(size: int, structure: Any) -> str:
+def _too_long(size: int, structure: object) -> str:
     """Return the error for a header of `size` bytes, with the key that has most of it."""
     keys = []
     while isinstance(structure, dict) and structure.get("dict"):
@@ -222,7 +222,7 @@ class StateFile:
                 "or a copy has changed some of this rank's state"
             )
 
-    def structure(self, section: str) -> Any:
+    def structure(self, section: str) -> object:
         """Return a section's structure, which two states share if they differ in tensors alone."""
         return self._sections[section]
 
@@ -331,7 +331,7 @@ def why_no_mean(files: Sequence[StateFile], section: str) -> str:
     return ""
 
 
-def _in_order(structure: Any) -> Any:
+def _in_order(structure: object) -> object:
     """Return a structure with its mappings' keys sorted: optimizers order them by their first gradients."""
     if isinstance(structure, list):
         return [_in_order(item) for item in structure]

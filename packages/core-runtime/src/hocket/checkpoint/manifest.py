@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hocket.disk import write_durably
 from hocket.errors import CheckpointError, DamagedError, MissingFileError
@@ -101,7 +100,7 @@ class Manifest:
 
 
 #: The description of each field, and its check.
-_FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+_FIELDS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "run": ("text", lambda value: isinstance(value, str) and value != ""),
     "step": ("a number of steps, 0 or more", lambda value: type(value) is int and value >= 0),
     "ranks": ("a number of ranks, 1 or more", lambda value: type(value) is int and value >= 1),
@@ -128,7 +127,7 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def _problem(content: Any) -> str:
+def _problem(content: object) -> str:
     """Return the problem with a manifest's content, in words, or an empty text."""
     if not isinstance(content, dict):
         return f"found {_shown(content)}, expected a mapping"

@@ -25,7 +25,7 @@ def parts_of(value: Any) -> tuple[dict[str, Tensor], object]:
 
 
 def join_parts(
-    module: str, name: str, parts: Mapping[str, Tensor], context: Any, shape: Any, stride: Any
+    module: str, name: str, parts: Mapping[str, Tensor], context: object, shape: object, stride: object
 ) -> Tensor:
     """Put a tensor together that `parts_of` took apart.
 
@@ -37,7 +37,7 @@ def join_parts(
     Raises:
         CheckpointError: there is no such class.
     """
-    kind: Any = sys.modules.get(module)
+    kind: object = sys.modules.get(module)
     for each in name.split("."):
         kind = getattr(kind, each, None)
     if not (isinstance(kind, type) and issubclass(kind, Tensor) and hasattr(kind, "__tensor_unflatten__")):

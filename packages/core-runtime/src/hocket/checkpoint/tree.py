@@ -84,7 +84,7 @@ def flatten(state: object, *, exactly: bool = False) -> tuple[JSON, dict[str, Te
     return flattener.structure(state, ""), flattener.tensors
 
 
-def unflatten(structure: Any, tensor: Callable[[str], Tensor]) -> Any:
+def unflatten(structure: object, tensor: Callable[[str], Tensor]) -> Any:
     """Put together what `flatten` took apart.
 
     Args:
@@ -123,7 +123,7 @@ def unflatten(structure: Any, tensor: Callable[[str], Tensor]) -> Any:
     return value
 
 
-def parts_within(structure: Any) -> set[str]:
+def parts_within(structure: object) -> set[str]:
     """Return the names of tensors that are parts of composite ones, and have no mean of their own."""
     if isinstance(structure, list):
         return {name for item in structure for name in parts_within(item)}
@@ -134,7 +134,7 @@ def parts_within(structure: Any) -> set[str]:
     return {name for content in structure.values() for name in parts_within(content)}
 
 
-def _names_in(structure: Any) -> set[str]:
+def _names_in(structure: object) -> set[str]:
     if isinstance(structure, dict):
         own = {structure[kind] for kind in ("tensor", "complex") if kind in structure}
         return own.union(*map(_names_in, structure.values()))
@@ -196,7 +196,7 @@ class _Flattener:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
-    def structure(self, value: Any, path: str) -> JSON:
+    def structure(self, value: object, path: str) -> JSON:
         if isinstance(value, _NUMPY_SCALARS):
             value = value.item()
         if value is None or isinstance(value, bool | int | str):

@@ -10,7 +10,7 @@ import click
 
 __all__ = ["Command", "Folder", "Option", "add_options"]
 
-Command = Callable[..., Any]
+Command = Callable[..., object]
 Option = Callable[[Command], Command]
 
 

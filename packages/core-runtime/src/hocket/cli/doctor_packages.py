@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from types import ModuleType
 
 from hocket.cli.finding import Finding
 from hocket.errors import MissingPluginError
@@ -37,7 +37,7 @@ def gpu() -> Finding:
         import torch
 
         if torch.cuda.is_available():
-            names: list[Any] = [
+            names: list[str] = [
                 torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
             ]
             return Finding.ok("gpu", f"{', '.join(names)} ({_built_for(torch)})")
@@ -52,7 +52,7 @@ def gpu() -> Finding:
         return Finding.note("gpu", f"torch cannot say: {type(error).__name__}: {error}")
 
 
-def _built_for(torch: Any) -> str:
+def _built_for(torch: ModuleType) -> str:
     if torch.version.cuda:
         return f"CUDA {torch.version.cuda}"
     return f"ROCm {torch.version.hip}" if torch.version.hip else "CPUs"

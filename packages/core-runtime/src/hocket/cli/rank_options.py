@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import wraps
-from typing import Any
 
 import click
 
@@ -60,8 +59,8 @@ def rank_options(
             hosts: str | None,
             transport: str | None,
             mpi_args: tuple[str, ...],
-            **given: Any,
-        ) -> Any:
+            **given: object,
+        ) -> object:
             return command(**given, wanted=WantedRanks.of(ranks, hosts, transport, mpi_args))
 
         return add_options(with_options, options)

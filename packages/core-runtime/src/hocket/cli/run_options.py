@@ -112,7 +112,7 @@ def run_options(command: Command) -> Command:
     names = list(RunOptions.__dataclass_fields__)
 
     @wraps(command)
-    def with_options(**given: Any) -> Any:
+    def with_options(**given: Any) -> object:
         options = RunOptions(**{name: given.pop(name) for name in names})
         return command(**given, options=options)
 

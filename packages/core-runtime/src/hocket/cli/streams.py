@@ -10,7 +10,10 @@ import errno
 import io
 import os
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 __all__ = ["keep_streams"]
 
@@ -64,7 +67,7 @@ def _kept(stream: TextIO | None, first: TextIO | None, number: int) -> TextIO:
         return stream
     stream.flush()
     raw = _GuardedDescriptor(number)
-    binary: Any = raw if stream.write_through else io.BufferedWriter(raw)
+    binary: io.FileIO | io.BufferedWriter = raw if stream.write_through else io.BufferedWriter(raw)
     return io.TextIOWrapper(
         binary,
         encoding=stream.encoding,
@@ -80,7 +83,7 @@ class _GuardedDescriptor(io.FileIO):
     def __init__(self, number: int) -> None:
         super().__init__(number, "wb", closefd=False)
 
-    def write(self, data: Any, /) -> int:
+    def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except OSError as error:

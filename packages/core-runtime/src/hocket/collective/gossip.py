@@ -156,7 +156,7 @@ class GossipChannel(Channel):
         self._common: _RoundPlan | None = None
         rounds = _ROUNDS_CHECKED if peer.size <= _ROUNDS_LOOKED_AT else 1
         self._plans_to_check = rounds * (len(segments) if topology.differs_by_segment else 1)
-        mixed: dict[np.dtype[Any], list[Segment]] = {}
+        mixed: dict[np.dtype[np.generic], list[Segment]] = {}
         for segment in segments:
             if segment.index in self._shared:
                 mixed.setdefault(segment.outgoing_array.dtype, []).append(segment)

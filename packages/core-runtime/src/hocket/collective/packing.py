@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hocket.arrays import Array
 from hocket.compressor.api import Compressor, Message, SparseValues, State
@@ -43,7 +43,7 @@ class Packing:
         self.states: dict[int, State] = {segment.index: compressor.init(segment) for segment in segments}
         self.packed_bytes: dict[int, float] = {}
         # By the segment's index, what all ranks know of its last message.
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, object] = {}
         self._keeps = False
         # By the segment's index, what its state held before its last message, and whose messages are of this round.
         self._before: dict[int, dict[str, Tensor]] = {}

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -106,7 +106,7 @@ class _Share:
     indices: Array
 
     @classmethod
-    def of(cls, payload: Array, trailer_numel: int, dtype: np.dtype[Any]) -> _Share:
+    def of(cls, payload: Array, trailer_numel: int, dtype: np.dtype[np.generic]) -> _Share:
         """Return the message that lies in uint8 memory, with `trailer_numel` numbers of `dtype` before its values."""
         values_at = _COUNTS_BYTES + trailer_numel * dtype.itemsize
         room = (len(payload) - values_at) // (dtype.itemsize + INDEX_BYTES)

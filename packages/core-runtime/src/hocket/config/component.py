@@ -52,7 +52,7 @@ def _component_reference(kind: Kind, where: Location) -> Reference:
     return Reference.read(where, f"a {kind} by name, or a mapping with its name and fields")
 
 
-def _build_chain(where: Location, registry: Registry) -> Any:
+def _build_chain(where: Location, registry: Registry) -> object:
     """Build a chain of compressors, each of which holds the next."""
     *outer, last = (where.child(place) for place in range(len(where.value)))
     held = build_component(Kind.COMPRESSOR, last, registry)
@@ -62,7 +62,7 @@ def _build_chain(where: Location, registry: Registry) -> Any:
     return held
 
 
-def build_reference(kind: Kind, reference: Reference, registry: Registry, **given: Any) -> Any:
+def build_reference(kind: Kind, reference: Reference, registry: Registry, **given: object) -> Any:
     """Build the component that a reference names.
 
     Args:
@@ -89,7 +89,7 @@ def build_reference(kind: Kind, reference: Reference, registry: Registry, **give
     return build_record(component, fields, registry, **given)
 
 
-def build_record(record: type[T], where: Location, registry: Registry, **given: Any) -> T:
+def build_record(record: type[T], where: Location, registry: Registry, **given: object) -> T:
     """Build a frozen dataclass from the mapping at a place.
 
     Args:
@@ -153,7 +153,7 @@ def component_name(component: object, registry: Registry | None = None) -> str:
     return (registry or default_registry()).name_of(kind, type(component))
 
 
-def describe(value: Any, registry: Registry | None = None) -> Any:
+def describe(value: object, registry: Registry | None = None) -> Any:
     """Return components, records and values as plain configuration, complete with defaults.
 
     Args:
@@ -190,7 +190,7 @@ def telling_fields(component: object) -> Tree:
     return shown
 
 
-def _read_field(hint: object, where: Location, registry: Registry) -> Any:
+def _read_field(hint: object, where: Location, registry: Registry) -> object:
     inner, nullable = optional(hint)
     if where.value is None and nullable:
         return None

@@ -64,7 +64,7 @@ class Document:
         for key, value in layer.items():
             self.assign(key.split("."), value, origin)
 
-    def assign(self, keys: Sequence[str], value: Any, origin: Origin) -> None:
+    def assign(self, keys: Sequence[str], value: object, origin: Origin) -> None:
         """Lay one value over the tree at a path whose list indices are written as text.
 
         Raises:
@@ -139,7 +139,7 @@ class Document:
             raise where.error(f"got {where.given}: {problem}") from error
         self.tree = tree
 
-    def _merged(self, below: Any, above: Any, path: Path, origin: Origin) -> Any:
+    def _merged(self, below: object, above: object, path: Path, origin: Origin) -> object:
         if isinstance(above, Mapping) and "name" not in above:
             if isinstance(below, str):
                 below = self._named(below, path, origin)
@@ -150,7 +150,7 @@ class Document:
         self._origins[path] = origin
         return copy.deepcopy(above)
 
-    def _forget(self, value: Any, path: Path) -> None:
+    def _forget(self, value: object, path: Path) -> None:
         """Forget where a value, and all in it, came from, without a look at all other origins."""
         self._origins.pop(path, None)
         if isinstance(value, dict | list):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hocket.config.reference import Reference
 from hocket.plain import Tree
@@ -96,7 +96,7 @@ def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.dim() == 2 and id(p) not in kept]
 
 
-def _find(reference: Reference) -> Any:
+def _find(reference: Reference) -> type[Optimizer]:
     """Return the optimizer class that a reference names."""
     import torch
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypeVar
 
 from hocket.config.document import Document, Location, Origin
 from hocket.errors import suggest
@@ -14,6 +14,8 @@ from hocket.plugin.discovery import cause_of
 from hocket.plugin.kinds import import_object
 
 __all__ = ["REFERENCE", "Reference"]
+
+T = TypeVar("T")
 
 #: The form of a reference, for errors.
 REFERENCE = "a name, or a mapping with a name and arguments"
@@ -76,7 +78,7 @@ class Reference:
             raise where.error(f"got {given!r}", f"a list, of which each is {REFERENCE}")
         return [self._read_nested(each, where.child(place)) for place, each in enumerate(given)]
 
-    def _read_nested(self, given: Any, where: Location) -> Reference:
+    def _read_nested(self, given: object, where: Location) -> Reference:
         # A reference made in code has no place.
         return Reference.read(replace(where, value=given), REFERENCE)
 
@@ -84,7 +86,7 @@ class Reference:
         """Return the reference without some of its arguments."""
         return replace(self, arguments={k: v for k, v in self.arguments.items() if k not in keys})
 
-    def find_class(self, what: str, base: type, named: Mapping[str, type]) -> Any:
+    def find_class(self, what: str, base: type[T], named: Mapping[str, type[T]]) -> type[T]:
         """Return the class that the name means.
 
         Args:
@@ -128,7 +130,7 @@ class Reference:
         """Return the reference as configuration."""
         return {"name": self.name, **self.arguments}
 
-    def check_arguments(self, called: Any, leave_out: Collection[str]) -> Tree:
+    def check_arguments(self, called: Callable[..., object], leave_out: Collection[str]) -> Tree:
         """Return the arguments as keyword arguments, lists as the tuples that torch wants.
 
         Args:
@@ -156,7 +158,7 @@ class Reference:
             arguments[key] = tuple(value) if isinstance(value, list) else value
         return arguments
 
-    def complete_arguments(self, called: Any, leave_out: Collection[str]) -> Tree:
+    def complete_arguments(self, called: Callable[..., object], leave_out: Collection[str]) -> Tree:
         """Return all keyword arguments that have a value, with the signature's defaults, as plain values.
 
         Args, Raises: as in `check_arguments`.
@@ -167,6 +169,6 @@ class Reference:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in complete.items()}
 
 
-def _parameters(called: Any, leave_out: Collection[str]) -> dict[str, inspect.Parameter]:
+def _parameters(called: Callable[..., object], leave_out: Collection[str]) -> dict[str, inspect.Parameter]:
     given = inspect.signature(called).parameters
     return {name: parameter for name, parameter in given.items() if name not in leave_out}

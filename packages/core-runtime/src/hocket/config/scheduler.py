@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hocket.config.document import Location
 from hocket.config.reference import Reference
@@ -12,6 +12,8 @@ from hocket.plugin.discovery import cause_of
 from hocket.plugin.kinds import import_object
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
@@ -89,17 +91,17 @@ def _build_nested(reference: Reference, optimizer: Optimizer) -> LRScheduler:
     return build_scheduler(reference, optimizer)
 
 
-def _takes_metric(scheduler: Any) -> bool:
+def _takes_metric(scheduler: type[LRScheduler]) -> bool:
     from torch.optim.lr_scheduler import ReduceLROnPlateau
 
     return issubclass(scheduler, ReduceLROnPlateau)
 
 
-def _without_metric(reference: Reference, scheduler: Any) -> Reference:
+def _without_metric(reference: Reference, scheduler: type[LRScheduler]) -> Reference:
     return reference.without(_METRIC) if _takes_metric(scheduler) else reference
 
 
-def _functions(reference: Reference, key: str) -> Any:
+def _functions(reference: Reference, key: str) -> object:
     """Return the function that `module:function` names, or those of a list of such names."""
     given, where = reference.arguments[key], reference.where.child(key)
     if isinstance(given, list):
@@ -107,9 +109,9 @@ def _functions(reference: Reference, key: str) -> Any:
     return given if given is None else _import(given, where)
 
 
-def _import(name: Any, where: Location) -> Any:
+def _import(name: str, where: Location) -> Callable[..., object]:
     try:
-        found = import_object(name)
+        found: object = import_object(name)
     except (Exception, SystemExit) as error:  # whatever the module raises
         raise where.error(
             f"cannot import {name!r}: {cause_of(error)}", "a function as module:function"
@@ -119,7 +121,7 @@ def _import(name: Any, where: Location) -> Any:
     return found
 
 
-def _find(reference: Reference) -> Any:
+def _find(reference: Reference) -> type[LRScheduler]:
     """Return the scheduler class that a reference names."""
     from torch.optim import lr_scheduler
 

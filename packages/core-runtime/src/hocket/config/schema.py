@@ -19,7 +19,7 @@ __all__ = ["read_value"]
 _LISTS = (list[int], list[float], list[str])
 
 
-def read_value(hint: object, where: Location) -> Any:
+def read_value(hint: object, where: Location) -> object:
     """Return the value at a place, converted to a type as OmegaConf converts it.
 
     Args:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
 
 from hocket.config.reference import Reference
 from hocket.delays import ComputeModel, Delays
@@ -240,7 +239,7 @@ class RunSettings:
         return None if self.trace_steps is None else (self.trace_steps[0], self.trace_steps[1])
 
 
-def _no_number(given: Any, path: str) -> str:
+def _no_number(given: object, path: str) -> str:
     """Return the problem with a number among a component's arguments, or an empty string."""
     if isinstance(given, Reference):
         given = given.arguments

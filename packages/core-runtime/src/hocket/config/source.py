@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path as FilePath
@@ -53,7 +53,7 @@ Target = str | os.PathLike[str] | TreeView
 class _YamlLoader(yaml.SafeLoader):
     """A loader of YAML as people write it: 1e-3 is a number, a key 500 text, repeated keys errors."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen = set()
         for key_node, value_node in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
@@ -114,7 +114,7 @@ class Override:
     """
 
     keys: tuple[str, ...]
-    value: Any
+    value: object
     origin: Origin
 
 
@@ -153,12 +153,12 @@ def load_document(target: Target, overrides: Sequence[str], registry: Registry) 
         )
     named = of_recipe and of_recipe.value
     base = named or layers[0][0].get("recipe")
-    seen: list[Any] = []
+    seen: list[object] = []
     while base is not None or not any("strategy" in layer for layer, _ in layers):
         base = base or DEFAULT_RECIPE
         if base in seen:
             raise ConfigError(
-                f"{layers[-1][1].label}: recipe: {' -> '.join([*seen, base])} is based on itself"
+                f"{layers[-1][1].label}: recipe: {' -> '.join(map(str, [*seen, base]))} is based on itself"
             )
         seen.append(base)
         layers.append(_read_recipe(base, layers[-1][1], registry))
@@ -270,7 +270,7 @@ def _waits(path: FilePath) -> bool:
         return False
 
 
-def _parse_yaml(text: str, label: str) -> Any:
+def _parse_yaml(text: str, label: str) -> object:
     try:
         loader = _YamlLoader(text)
         node = loader.get_single_node()

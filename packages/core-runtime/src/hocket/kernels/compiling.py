@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numba
 from numba.core import types
 from numba.extending import intrinsic
 
-__all__ = ["cache_folder", "compiled", "compiled_once", "fence", "pointer_to"]
+if TYPE_CHECKING:
+    from llvmlite import ir
+    from numba.core.base import BaseContext
+    from numba.core.typing import Context, Signature
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+__all__ = ["Intrinsic", "cache_folder", "compiled", "compiled_once", "fence", "pointer_to"]
+
+#: The signature of an intrinsic, and what writes the instructions of a call.
+Intrinsic: TypeAlias = "tuple[Signature, Callable[..., ir.Value]]"
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def compiled(function: _Function) -> _Function:
@@ -64,21 +72,25 @@ def _is_kept(function: Any) -> bool:
 
 
 @intrinsic
-def pointer_to(typing: Any, address: Any, like: Any) -> Any:
+def pointer_to(typing: Context, address: types.Type, like: types.Type) -> Intrinsic:
     """Return a pointer to `address`, uint64, with elements of the dtype of the array `like`."""
     pointer = types.CPointer(like.dtype)  # type: ignore[attr-defined]
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
         return builder.inttoptr(arguments[0], context.get_value_type(pointer))
 
     return pointer(types.uint64, like), generate
 
 
 @intrinsic
-def fence(typing: Any) -> Any:
+def fence(typing: Context) -> Intrinsic:
     """Make this thread's writes visible, also those around the caches, before its later reads and writes."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
         builder.fence("seq_cst")
         return context.get_dummy_value()
 

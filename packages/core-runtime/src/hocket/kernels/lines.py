@@ -6,11 +6,18 @@ at a time.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.typing import Context, Signature
+
+    from hocket.kernels.compiling import Intrinsic
 
 __all__ = ["AHEAD_BYTES", "LINE_BYTES", "copy_line", "scaled_line", "stream_line", "weighted_line"]
 
@@ -24,25 +31,27 @@ _INDEX = ir.IntType(64)
 _BYTES = ir.VectorType(_INDEX, LINE_BYTES // 8)
 
 
-def _at(builder: Any, address: Any, kind: Any) -> Any:
+def _at(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def _store(builder: Any, line: Any, address: Any, *, streams: bool, align: int) -> None:
+def _store(builder: ir.IRBuilder, line: ir.Value, address: ir.Value, *, streams: bool, align: int) -> None:
     store = builder.store(line, _at(builder, address, line.type), align=LINE_BYTES if streams else align)
     if streams:
         store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
 
 
 @intrinsic
-def stream_line(typing: Any, to: Any, source: Any) -> Any:
+def stream_line(typing: Context, to: types.Type, source: types.Type) -> Intrinsic:
     """Copy 64 bytes from address `source` to address `to`, a multiple of 64, around the caches.
 
     An ordinary store reads a line into the cache before it changes it, which costs memory half as much again. Other
     cores may rely on the write only after `fence`.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
         target, origin = arguments
         line = builder.load(_at(builder, origin, _BYTES), align=8)
         _store(builder, line, target, streams=True, align=8)
@@ -52,10 +61,12 @@ def stream_line(typing: Any, to: Any, source: Any) -> Any:
 
 
 @intrinsic
-def copy_line(typing: Any, to: Any, source: Any, number: Any) -> Any:
+def copy_line(typing: Context, to: types.Type, source: types.Type, number: types.Type) -> Intrinsic:
     """Copy line `number` of the vector at address `source` to the same line of the one at `to`."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
         target, origin, number = arguments
         offset = builder.mul(number, _INDEX(LINE_BYTES))
         line = builder.load(_at(builder, builder.add(origin, offset), _BYTES), align=4)
@@ -66,7 +77,14 @@ def copy_line(typing: Any, to: Any, source: Any, number: Any) -> Any:
 
 
 @intrinsic
-def scaled_line(typing: Any, to: Any, at: Any, factor: Any, number: Any, streams: Any) -> Any:
+def scaled_line(
+    typing: Context,
+    to: types.Type,
+    at: types.Type,
+    factor: types.Type,
+    number: types.Type,
+    streams: types.Type,
+) -> Intrinsic:
     """Write line `number` of factor * vector; return 0 if the vector's line holds neither NaN nor Inf.
 
     Args:
@@ -77,7 +95,9 @@ def scaled_line(typing: Any, to: Any, at: Any, factor: Any, number: Any, streams
         streams: whether to write around the caches; `to` is then a multiple of 64. See `stream_line`.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
         to, at, factor, number, streams = arguments
         line = _Line(builder, signature.args[2], number)
         value, product = line.scaled(at, factor)
@@ -89,21 +109,23 @@ def scaled_line(typing: Any, to: Any, at: Any, factor: Any, number: Any, streams
 
 @intrinsic
 def weighted_line(
-    typing: Any,
-    to: Any,
-    first_at: Any,
-    first_weight: Any,
-    second_at: Any,
-    second_weight: Any,
-    number: Any,
-    streams: Any,
-) -> Any:
+    typing: Context,
+    to: types.Type,
+    first_at: types.Type,
+    first_weight: types.Type,
+    second_at: types.Type,
+    second_weight: types.Type,
+    number: types.Type,
+    streams: types.Type,
+) -> Intrinsic:
     """Write line `number` of the weighted sum of two vectors; return as `scaled_line`, for the first.
 
     Products are rounded before they are added.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
         to, first_at, first_weight, second_at, second_weight, number, streams = arguments
         line = _Line(builder, signature.args[2], number)
         value, first = line.scaled(first_at, first_weight)
@@ -124,14 +146,14 @@ class _Line:
         number: of the line.
     """
 
-    def __init__(self, builder: Any, dtype: Any, number: Any) -> None:
+    def __init__(self, builder: ir.IRBuilder, dtype: types.Float, number: ir.Value) -> None:
         self._builder = builder
         self._itemsize = dtype.bitwidth // 8
         kind = ir.DoubleType() if dtype == types.float64 else ir.FloatType()
         self._vector = ir.VectorType(kind, LINE_BYTES // self._itemsize)
         self._offset = builder.mul(number, _INDEX(LINE_BYTES))
 
-    def scaled(self, at: Any, factor: Any) -> tuple[Any, Any]:
+    def scaled(self, at: ir.Value, factor: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Return the line of the vector at an address, and its product with a factor."""
         builder, count = self._builder, self._vector.count
         address = builder.add(at, self._offset)
@@ -141,7 +163,7 @@ class _Line:
         all_first = ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count)
         return value, builder.fmul(builder.shuffle_vector(one, one, all_first), value)
 
-    def write(self, line: Any, to: Any, streams: Any) -> None:
+    def write(self, line: ir.Value, to: ir.Value, streams: ir.Value) -> None:
         """Store a line in the vector at an address."""
         builder = self._builder
         address = builder.add(to, self._offset)
@@ -151,7 +173,7 @@ class _Line:
             with otherwise:
                 _store(builder, line, address, streams=False, align=self._itemsize)
 
-    def _prefetch(self, address: Any) -> None:
+    def _prefetch(self, address: ir.Value) -> None:
         """Prefetch a line from any address; it never fails."""
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
@@ -159,7 +181,7 @@ class _Line:
         to_read, into_first_cache, data = number(0), number(3), number(1)
         self._builder.call(prefetch, [self._builder.inttoptr(address, byte), to_read, into_first_cache, data])
 
-    def nonfinite(self, value: Any) -> Any:
+    def nonfinite(self, value: ir.Value) -> ir.Value:
         """Return a number with a bit for each element that is NaN or Inf."""
         builder = self._builder
         zero_or_nan = builder.fsub(value, value)

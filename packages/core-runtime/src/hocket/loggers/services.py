@@ -106,7 +106,7 @@ class _TensorBoardLog(Log):
         with naming(self._path):
             self._file.close()
 
-    def _write(self, **event: Any) -> None:
+    def _write(self, **event: object) -> None:
         with naming(self._path):
             self._records.write(self._proto.Event(wall_time=time.time(), **event).SerializeToString())
 

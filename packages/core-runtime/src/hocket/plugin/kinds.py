@@ -71,7 +71,7 @@ def import_object(path: str) -> Any:
 
 
 @cache
-def check_component(kind: Kind, component: Any) -> None:
+def check_component(kind: Kind, component: object) -> None:
     """Refuse a component that is not a concrete frozen dataclass that implements the interface of `kind`.
 
     Raises:

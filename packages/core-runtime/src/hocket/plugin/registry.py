@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from functools import cache
-from typing import Any
 
 import pluggy
 
@@ -143,7 +142,7 @@ class Registry(Registrar):
         return tuple(self._loaded.values())
 
     @property
-    def hook(self) -> Any:
+    def hook(self) -> pluggy.HookRelay:
         """The hooks of everything loaded, for instance `hook.hocket_step_end(session=session, step=step)`."""
         return self._manager.hook
 

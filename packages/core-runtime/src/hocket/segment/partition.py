@@ -11,9 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hocket.configured import Configured
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 __all__ = [
     "ALIGNMENT_BYTES",
@@ -55,8 +59,8 @@ class ParameterSpan:
     numel: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    dtype: Any
-    device: Any
+    dtype: torch.dtype
+    device: torch.device
 
     @property
     def stop(self) -> int:
@@ -70,7 +74,7 @@ class ParameterSpan:
         return -(-self.numel // unit) * unit
 
 
-def named_spans(parameters: Iterable[tuple[str, Any]]) -> list[ParameterSpan]:
+def named_spans(parameters: Iterable[tuple[str, Tensor]]) -> list[ParameterSpan]:
     """Return spans of parameters (name, tensor), each as if alone in its segment."""
     return [
         ParameterSpan(name, 0, p.numel(), tuple(p.shape), tuple(p.stride()), p.dtype, p.device)
@@ -191,7 +195,7 @@ def partition(
         The segments' spans with their offsets, in the order in which forward reads them, or with `backward` in the
         order in which backward completes them.
     """
-    groups: dict[tuple[Any, Any], list[ParameterSpan]] = {}
+    groups: dict[tuple[torch.dtype, torch.device], list[ParameterSpan]] = {}
     for span in reversed(spans) if backward else spans:
         groups.setdefault((span.dtype, span.device), []).append(span)
     return [_packed(run) for group in groups.values() for run in segmentation.cut(group)]

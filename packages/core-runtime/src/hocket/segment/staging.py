@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,8 +53,9 @@ class Staging:
         self._is_in.record(self._current())
         self._brings = True
 
-    def _current(self) -> Any:
-        return self._module.current_stream(self._outgoing.device)
+    def _current(self) -> torch.Stream:
+        stream: torch.Stream = self._module.current_stream(self._outgoing.device)
+        return stream
 
 
 class TrailerStaging:
@@ -116,9 +116,10 @@ class TrailerStaging:
 
 
 @cache
-def _copies(device: torch.device) -> Any:
+def _copies(device: torch.device) -> torch.Stream:
     """Return the stream for all copies out of a device."""
-    return torch.get_device_module(device).Stream(device)
+    stream: torch.Stream = torch.get_device_module(device).Stream(device)
+    return stream
 
 
 def is_captured(device: torch.device) -> bool:

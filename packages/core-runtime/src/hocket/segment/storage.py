@@ -7,18 +7,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from hocket.errors import ReplacedError
-from hocket.plain import Tree, TreeView
+from hocket.plain import TreeView
 from hocket.segment.partition import Model, ParameterSpan, named_spans, partition
 from hocket.segment.segment import allocate, view_of
 from hocket.transport.peer import Peer
 
 __all__ = ["ParameterStorage", "Pieces"]
+
+T = TypeVar("T")
 
 #: Places in a segment, in order, and the flat parts of the storage that hold the parameters of each.
 Pieces = list[tuple[slice, Tensor]]
@@ -248,17 +250,17 @@ def _identities(held: Iterable[TreeView]) -> list[int]:
     return list(map(id, chain.from_iterable(map(dict.values, held))))  # type: ignore[arg-type]
 
 
-def _entries(held: Mapping[str, TreeView]) -> Tree:
+def _entries(held: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
     return {f"{path}.{key}".lstrip("."): value for path, of in held.items() for key, value in of.items()}
 
 
-def _differing(then: TreeView, now: TreeView) -> Iterable[tuple[str, Any, Any]]:
+def _differing(then: Mapping[str, T], now: Mapping[str, T]) -> Iterable[tuple[str, T | None, T | None]]:
     for name in {**then, **now}:
         if then.get(name) is not now.get(name):
             yield name, then.get(name), now.get(name)
 
 
-def _what_became(then: Any, now: Any) -> str:
+def _what_became(then: object, now: object) -> str:
     if then is None:
         return "added"
     return "taken away" if now is None else "replaced by another object"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from hocket.collective.api import Collective
 from hocket.compressor.api import Compressor
@@ -19,7 +18,7 @@ __all__ = ["chain", "exchange"]
 Written = str | TreeView
 
 
-def exchange(collective: Collective | Written, **choices: Any) -> Exchange:
+def exchange(collective: Collective | Written, **choices: object) -> Exchange:
     """Return an exchange, for `hocket.Strategy(gradients=(...,), parameters=(...,))`.
 
     Args:
@@ -50,5 +49,5 @@ def chain(*compressors: Compressor | Written) -> Compressor:
     return compressor
 
 
-def _location(label: str, value: Any) -> Location:
+def _location(label: str, value: object) -> Location:
     return replace(Document(Origin(label)).root, value=describe(value))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from hocket.configured import Configured
-from hocket.plain import Tree
+from hocket.plain import Batch, Tree
 
 if TYPE_CHECKING:
     from hocket.transport.peer import Peer
@@ -24,7 +24,7 @@ class SampleStream(ABC):
     """
 
     @abstractmethod
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch, and yield its batches as the wrapped loader does; their tensors are the caller's own."""
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class SampleShuffle(Configured, ABC):
     """A movement of samples between ranks; a frozen dataclass whose fields are its configuration."""
 
     @abstractmethod
-    def wrap(self, loader: Any, peer: Peer, epoch: int = 0) -> SampleStream:
+    def wrap(self, loader: Iterable[Batch], peer: Peer, epoch: int = 0) -> SampleStream:
         """Return the loader's batches, exchanged among ranks; collective.
 
         Args:

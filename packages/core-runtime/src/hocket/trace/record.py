@@ -144,7 +144,7 @@ class Recorder:
         """Stop writing: later notes are lost."""
         self._file.close()
 
-    def _write_json(self, line: Any) -> None:
+    def _write_json(self, line: object) -> None:
         self._append(json.dumps(line).encode() + b"\n")
 
 

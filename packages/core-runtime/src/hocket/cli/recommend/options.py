@@ -129,7 +129,7 @@ def recommend_options(command: Command) -> Command:
     """Add these options to a command, which gets them as one argument, `asked`."""
 
     @wraps(command)
-    def with_options(words: tuple[str, ...], ranks: str | None, **given: Any) -> Any:
+    def with_options(words: tuple[str, ...], ranks: str | None, **given: Any) -> object:
         if ranks is not None:
             raise click.UsageError(
                 f"-n: name the ranks' hosts instead: --hosts {ranks}x1 for {ranks} hosts of one rank, --hosts "

@@ -10,10 +10,10 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hocket.cli.recommend.options import Asked, network_overrides
-from hocket.config.source import based_on
+from hocket.config.source import Target, based_on
 from hocket.delays import RandomSubset
 from hocket.errors import ConfigError, UserError
 from hocket.plan.models import model_of, model_of_size
@@ -92,7 +92,7 @@ def _of_options(asked: Asked) -> list[str]:
     return [*optimizer, *network_overrides(asked.bandwidth, asked.latency)]
 
 
-def based_on_asked(asked: Asked, recipe: str, registry: Registry) -> Any:
+def based_on_asked(asked: Asked, recipe: str, registry: Registry) -> Target:
     """Return the user's target with another recipe in place of its strategy."""
     return (
         recipe if asked.target is None else based_on(file_or_recipe(asked.target, registry), recipe, registry)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hocket.config.component import component_name, telling_fields
 from hocket.strategy.exchange import Exchange
@@ -44,7 +43,7 @@ def flow(component: object) -> str:
     )
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {_plain(inner)}' for key, inner in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)
