@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +11,10 @@ import numpy as np
 from hocket.arrays import Array
 from hocket.errors import HocketError, TransportError
 
-__all__ = ["Ranks", "check_gathering", "gather", "gathered"]
+__all__ = ["Gather", "Ranks", "check_gathering", "gather", "gathered"]
+
+#: Returns the values of all ranks, which JSON can hold, by rank; collective.
+Gather = Callable[[object], list[Any]]
 
 
 class Ranks(Protocol):
@@ -31,7 +34,7 @@ class Ranks(Protocol):
         """Gather bytes; see `Peer.allgather_bytes`."""
 
 
-def gather(peer: Ranks, value: Any, timeout_s: float | None = None, what: str = "allgather") -> list[Any]:
+def gather(peer: Ranks, value: object, timeout_s: float | None = None, what: str = "allgather") -> list[Any]:
     """Return every rank's `value`, which JSON can hold, by rank; collective, as `Peer.allgather_bytes`.
 
     Raises:

@@ -8,7 +8,7 @@ peer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from hocket.transport.lane import Lane
 from hocket.transport.peer import Memory, Peer
 from hocket.transport.request import Finished, Request
 from hocket.transport.wrapper import WrapperPeer
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Work
 
 __all__ = ["ProcessGroupPeer", "open_on_device"]
 
@@ -92,7 +95,7 @@ class ProcessGroupLane(Lane):
         received = [(_tensor(data), source) for data, source in receives]
         together = bool(group.supports_coalescing)
 
-        def begin() -> list[Any]:
+        def begin() -> list[Work]:
             if together:  # NCCL's own group: what is in one cannot wait for another of it
                 group._start_coalescing()
             works = [group.recv([data], source, 0) for data, source in received]
@@ -131,7 +134,7 @@ class ProcessGroupLane(Lane):
     def _begun(
         self,
         what: str,
-        begin: Callable[[], Sequence[Any]],
+        begin: Callable[[], Sequence[Work]],
         buffers: Sequence[object],
         others: Sequence[int] | None = None,
         *,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hocket.errors import TransportError
 from hocket.transport.device.groups import FOR_EVER, DeviceGroup
 from hocket.transport.device.waiting import explain, start_aside, wait_for_torch
 from hocket.transport.request import Request
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Work
 
 __all__ = ["DeviceOperation"]
 
@@ -31,7 +34,7 @@ class DeviceOperation(Request):
         group: DeviceGroup,
         lane: str,
         what: str,
-        begin: Callable[[], Sequence[Any]],
+        begin: Callable[[], Sequence[Work]],
         buffers: Sequence[object],
         others: Sequence[int] | None = None,
         *,

@@ -14,9 +14,9 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from hocket.errors import PeerLostError, SessionLeftError, TransportError
+from hocket.transport.gathering import Gather
 from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.host.memory import reserve
 from hocket.transport.status import (
@@ -53,7 +53,7 @@ class StatusBoard:
         step: number of steps that this rank has ended.
     """
 
-    def __init__(self, rank: int, allgather: Callable[[Any], list[Any]]) -> None:
+    def __init__(self, rank: int, allgather: Gather) -> None:
         self.step = 0
         self._rank = rank
         self._num_left = 0

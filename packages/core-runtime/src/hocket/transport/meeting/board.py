@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hocket.transport.gathering import Gather
 from hocket.transport.host import StatusBoard
 from hocket.transport.status import HEARD_AFTER_S, RankState, RankStatus
 
@@ -35,9 +35,7 @@ class JobBoard(StatusBoard):
         store: all ranks'.
     """
 
-    def __init__(
-        self, rank: int, size: int, allgather: Callable[[Any], list[Any]], store: StoreEntries
-    ) -> None:
+    def __init__(self, rank: int, size: int, allgather: Gather, store: StoreEntries) -> None:
         self._store = store
         self._read_s = -math.inf
         self._asked_s, self._heard = time.monotonic(), 0

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
@@ -20,6 +20,9 @@ from hocket.transport.status import number_ranks
 from hocket.transport.waiting import wait
 
 __all__ = ["LOOK_EVERY_S", "CONFLICT", "StoreEntries", "StoreRanks", "open_store", "serve_store"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 #: Under this key ranks find a word that two jobs use their store.
 CONFLICT = "conflict"
@@ -158,8 +161,8 @@ class StoreEntries:
         """Return whether a value is stored."""
         return bool(self._ask(self._store.check, [key]))
 
-    def _ask(self, question: Callable[[list[str]], Any], keys: list[str]) -> Any:
-        answers: list[Any] = []
+    def _ask(self, question: Callable[[list[str]], T], keys: list[str]) -> T | None:
+        answers: list[T | None] = []
         if not self.gone:
             # On a thread, as torch waits without an end for a store whose process has been stopped.
             asking = threading.Thread(
@@ -170,7 +173,7 @@ class StoreEntries:
             self.gone |= asking.is_alive()
         return None if self.gone or not answers else answers[0]
 
-    def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, call: Callable[[*Ts], T], *arguments: *Ts) -> T | None:
         if self.gone:
             return None
         if not self._use.acquire(timeout=_ANSWERING_S):
@@ -198,7 +201,7 @@ class StoreRanks(StoreEntries):
         self._rendezvous = rendezvous
         self._round = 0
 
-    def gather(self, value: Any, check: Callable[[], None] = lambda: None) -> list[Any]:
+    def gather(self, value: object, check: Callable[[], None] = lambda: None) -> list[Any]:
         """Return every rank's `value` (JSON-able), by rank; collective.
 
         Args:

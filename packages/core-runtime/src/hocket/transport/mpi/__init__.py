@@ -15,7 +15,7 @@ import ctypes
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mpi4py
 
@@ -69,7 +69,7 @@ def _initialise() -> None:
             comm.Set_errhandler(mpi.ERRORS_RETURN)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _initialise()

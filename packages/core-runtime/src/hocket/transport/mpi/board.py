@@ -7,13 +7,17 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hocket.transport.host import StatusBoard
 from hocket.transport.launchers import PORTS_VARIABLE
 from hocket.transport.meeting.addresses import Address, host_addresses, network_host
 from hocket.transport.meeting.board import JobBoard
 from hocket.transport.meeting.rendezvous import parse_ports
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 __all__ = ["open_board"]
 
@@ -22,7 +26,7 @@ _REACHING_BOARD_S = 2.0
 _KEY = "job"
 
 
-def open_board(comm: Any) -> StatusBoard | None:
+def open_board(comm: MPI.Comm) -> StatusBoard | None:
     """Return the job's board; collective. None for a job of one rank.
 
     The states of ranks on other hosts stay unknown if some rank does not reach rank 0's store.
@@ -42,9 +46,10 @@ def open_board(comm: Any) -> StatusBoard | None:
     return StatusBoard(comm.rank, comm.allgather)
 
 
-def _open_store(comm: Any) -> Any:
+def _open_store(comm: MPI.Comm) -> TCPStore | None:
     """Return the store that rank 0 runs; None, on all ranks alike, if some rank does not reach it."""
-    store, place = None, None
+    store: TCPStore | None = None
+    place = None
     if comm.rank == 0 and (store := _serve()) is not None:
         token = secrets.token_hex()
         store.set(_KEY, token)
@@ -55,7 +60,7 @@ def _open_store(comm: Any) -> Any:
     return store if all(comm.allgather(store is not None)) else None
 
 
-def _serve() -> Any:
+def _serve() -> TCPStore | None:
     """Return a store on a port that a firewall lets pass; None if none is free."""
     from hocket.transport.meeting.store import serve_store
 
@@ -66,7 +71,7 @@ def _serve() -> Any:
     return None
 
 
-def _reach(addresses: Sequence[Address], port: int, token: str) -> Any:
+def _reach(addresses: Sequence[Address], port: int, token: str) -> TCPStore | None:
     """Return the store at the first address where it answers; None if it answers at none."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # which torch exports
 

@@ -11,7 +11,6 @@ job then (see `launching`).
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from mpi4py import MPI
 
@@ -30,7 +29,7 @@ class MPIFailures(Failures):
         board: the status board, which gets this rank's state during looks.
     """
 
-    def __init__(self, comm: Any, board: StatusBoard | None = None) -> None:
+    def __init__(self, comm: MPI.Comm, board: StatusBoard | None = None) -> None:
         self._comm = comm
         self._board = board
         self._can_tell = os.environ.get(_ULFM_VARIABLE) in ("1", "true")

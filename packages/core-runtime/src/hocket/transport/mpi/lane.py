@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -31,7 +30,7 @@ class MPILane(ProcessLane):
         order: the operations that have native calls left to make.
     """
 
-    def __init__(self, peer: HostPeer, comm: Any, name: str, capacity_bytes: int = 0) -> None:
+    def __init__(self, peer: HostPeer, comm: MPI.Comm, name: str, capacity_bytes: int = 0) -> None:
         super().__init__(peer, name)
         self.order = CallOrder()
         self._comm = comm
@@ -64,7 +63,7 @@ class MPILane(ProcessLane):
             return shared
         in_place = is_same_memory(send, receive)
 
-        def begin(given: Array, got: Array) -> Any:
+        def begin(given: Array, got: Array) -> MPI.Request:
             return self._comm.Iallreduce(MPI.IN_PLACE if in_place else given, got, MPI.SUM)
 
         return self._in_order(begin, "allreduce", send, receive)
@@ -78,7 +77,7 @@ class MPILane(ProcessLane):
             return self._in_order(lambda given: self._comm.Ireduce(given, None, MPI.SUM, root), what, send)
         in_place = is_same_memory(send, receive)
 
-        def begin(given: Array, got: Array) -> Any:
+        def begin(given: Array, got: Array) -> MPI.Request:
             return self._comm.Ireduce(MPI.IN_PLACE if in_place else given, got, MPI.SUM, root)
 
         return self._in_order(begin, what, send, receive)
@@ -89,7 +88,7 @@ class MPILane(ProcessLane):
             return shared
         what = f"broadcast from rank {self.peer.world_ranks[root]}"
 
-        def begin(piece: Array) -> Any:
+        def begin(piece: Array) -> MPI.Request:
             return self._comm.Ibcast([piece, MPI.BYTE], root)
 
         return self._in_order(begin, what, as_bytes(data), other=root)
@@ -160,7 +159,7 @@ class MPILane(ProcessLane):
         return together(begin(what, piece) for piece in cut_message(data))
 
     def _in_order(
-        self, begin: Callable[..., Any], what: str, *buffers: Array, other: int | None = None
+        self, begin: Callable[..., MPI.Request], what: str, *buffers: Array, other: int | None = None
     ) -> Request:
         """Call a native collective over buffers of one length, in pieces if these are too long for one call."""
 
@@ -172,7 +171,7 @@ class MPILane(ProcessLane):
         return together(call(*pieces) for pieces in zip(*map(cut, buffers), strict=True))
 
 
-def gather_rows(lane: ProcessLane, comm: Any, what: str, rows: Sequence[Array]) -> Request:
+def gather_rows(lane: ProcessLane, comm: MPI.Comm, what: str, rows: Sequence[Array]) -> Request:
     """Gather every rank's row on every rank, each by a broadcast.
 
     Args:

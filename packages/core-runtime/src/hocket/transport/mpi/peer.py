@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -50,7 +50,7 @@ class MPIPeer(HostPeer):
 
     def __init__(
         self,
-        comm: Any,
+        comm: MPI.Comm,
         board: StatusBoard | None,
         ranks: Sequence[int] | None = None,
         progress: Progress | None = None,
@@ -68,7 +68,7 @@ class MPIPeer(HostPeer):
             session,
         )
         self._comm = comm
-        self._groups: dict[tuple[int, ...], Any] = {}
+        self._groups: dict[tuple[int, ...], MPI.Comm] = {}
         self._frees_own = False
         self._control = MPILane(self, comm, "control")
 
@@ -121,7 +121,7 @@ class MPIPeer(HostPeer):
         peer._frees_own = True
         return peer
 
-    def _part(self, comm: Any, world_ranks: Sequence[int], session: int) -> MPIPeer:
+    def _part(self, comm: MPI.Comm, world_ranks: Sequence[int], session: int) -> MPIPeer:
         return MPIPeer(comm, self.status.board, world_ranks, self.progress, self.failures, session)
 
     def allgather_bytes(

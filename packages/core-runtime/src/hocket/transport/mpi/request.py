@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from mpi4py import MPI
 
@@ -16,6 +16,8 @@ from hocket.transport.pending import PendingCall
 from hocket.transport.request import RANKS_DIVERGED
 
 __all__ = ["CallOrder", "MPIRequest", "begun"]
+
+T = TypeVar("T")
 
 
 class CallOrder:
@@ -42,7 +44,7 @@ class CallOrder:
         return True
 
 
-def begun(lane: ProcessLane, what: str, call: Callable[[], Any]) -> Any:
+def begun(lane: ProcessLane, what: str, call: Callable[[], T]) -> T:
     """Return the result of `call`, which begins an operation of MPI.
 
     Raises:
@@ -75,15 +77,15 @@ class MPIRequest(PendingCall):
         self,
         lane: ProcessLane,
         what: str,
-        begin: Callable[[], Any],
+        begin: Callable[[], MPI.Request],
         *buffers: Array,
         other: int | None = None,
         receives: bool = False,
         order: CallOrder | None = None,
     ) -> None:
-        self._request: Any = None  # first, for `__del__`
+        self._request: MPI.Request | None = None  # first, for `__del__`
         super().__init__(lane, what, other)
-        self._begin: Callable[[], Any] | None = begin
+        self._begin: Callable[[], MPI.Request] | None = begin
         self._buffers = buffers
         self._receives = receives
         self._order = order

@@ -14,7 +14,7 @@ torch is imported when `join` is first asked for.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hocket.transport.tcp.peer import TcpPeer, join
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["TcpPeer", "join"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("hocket.transport.tcp.peer"), name)
