@@ -7,7 +7,7 @@ and Experience 35, 2023, arXiv:2012.15198.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hocket_crossover.fair_random import FairRandom
 from hocket_crossover.unfair import Unfair
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["LARS", "FairRandom", "Unfair"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # The optimizer needs torch, which composing a strategy does not.
     if name == "LARS":
         from hocket_crossover.lars import LARS

@@ -117,7 +117,7 @@ def _starts_and_weights(size: int) -> tuple[NDArray[np.int64], NDArray[np.float6
     return np.arange(0, 2 * size + 1, 2), np.full(2 * size, 0.5)
 
 
-def _checked(roulette: Any) -> Table:
+def _checked(roulette: object) -> Table:
     """Return a roulette as hashable plain numbers.
 
     Raises:

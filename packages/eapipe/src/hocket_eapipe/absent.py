@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -90,7 +89,7 @@ class _RefusingHook:
     def __call__(self, *_: object) -> None:
         self._refuse(self._stage)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         self._refuse(self._stage)
         return _RefusingHook, (_nothing, self._stage)
 

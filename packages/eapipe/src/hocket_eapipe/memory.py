@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -24,7 +23,7 @@ class TensorBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.held = self.peak = 0
-        self._alive: dict[int, Any] = {}
+        self._alive: dict[int, weakref.finalize[[int, int], UntypedStorage]] = {}
 
     def count(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors that exist already; those that share a storage count once."""
@@ -41,8 +40,12 @@ class TensorBytes(TorchDispatchMode):
             self.peak = max(self.peak, self.held)
 
     def __torch_dispatch__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        function: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         result = function(*args, **(kwargs or {}))
         self.count(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         return result

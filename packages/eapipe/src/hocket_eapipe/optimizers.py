@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hocket.api import MakeOptimizer
+from hocket.api import MakeOptimizer, Tree
 from hocket.errors import AttachError
 
 __all__ = ["Follower"]
@@ -60,7 +59,7 @@ class Follower:
             own.update({key: value for key, value in group.items() if key != "params"})
 
 
-def _copied(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def _copied(optimizer: torch.optim.Optimizer, groups: list[Tree]) -> torch.optim.Optimizer:
     """Return an optimizer of the same class over other groups, without state and hooks."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise AttachError(

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from hocket.api import Array, Counters, Lane, Request, messages
+from hocket.api import Array, Batch, Counters, Lane, Request, messages
 
 __all__ = ["MessageReceiver", "MessageSender", "detached"]
 
 
-def detached(value: Any) -> Any:
+def detached(value: Batch) -> Batch:
     """Return a value without graphs, in the same memory; tensors that required gradients are leaves that do."""
     return tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.requires_grad), value)
 
@@ -44,7 +43,7 @@ class MessageSender:
         #: The sends under way, with their memory.
         self._sending: deque[tuple[Request, Array]] = deque()
 
-    def send(self, value: Any, round: int) -> None:
+    def send(self, value: Batch, round: int) -> None:
         """Send a value; its tensors must not be written before they have arrived.
 
         Raises:
@@ -103,7 +102,7 @@ class MessageReceiver:
         self._device = device
         self._form: messages.Form | None = None
 
-    def receive(self, round: int) -> Any:
+    def receive(self, round: int) -> Batch:
         """Wait for a value; its tensors are this rank's own, and require gradients where the sender's did."""
         start_s = self._clock()
         value = self._receive(round)
@@ -113,7 +112,7 @@ class MessageReceiver:
         self._counters.exposed_wait_s += waited_s
         return value
 
-    def _receive(self, round: int) -> Any:
+    def _receive(self, round: int) -> Batch:
         header = np.empty(1, dtype=np.int64)
         self._lane.irecv(header, self._source, round).wait()
         if header[0]:

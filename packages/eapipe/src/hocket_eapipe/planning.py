@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from hocket.api import Loss, PlannedStage
+from hocket.api import Batch, Loss, PlannedStage
 from hocket_eapipe.configuration import PipelineConfig, Policy
 from hocket_eapipe.memory import TensorBytes
 from hocket_eapipe.mesh import Mesh
@@ -25,7 +24,7 @@ __all__ = ["plan_stages"]
 
 
 def plan_stages(
-    engine: PipelineConfig, mesh: Mesh, model: nn.Module, optimizer: Optimizer, example: Any, loss: Loss
+    engine: PipelineConfig, mesh: Mesh, model: nn.Module, optimizer: Optimizer, example: Batch, loss: Loss
 ) -> tuple[PlannedStage, ...]:
     """Plan all stages; see `Engine.plan_stages`. One forward and one backward of each stage are run on copies."""
     stages, value = [], example[0]
@@ -49,7 +48,7 @@ class _Passes:
     """
 
     def __init__(
-        self, module: nn.Module, value: Any, target: Any, loss: Loss | None, micro_batches: int
+        self, module: nn.Module, value: Batch, target: Batch, loss: Loss | None, micro_batches: int
     ) -> None:
         tensors = {name: copied(p) for name, p in module.named_parameters() if p.requires_grad}
         buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
@@ -136,7 +135,7 @@ def _state_bytes(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> in
     return _bytes(t for state in like.state.values() for t in tree_leaves(state) if isinstance(t, Tensor))
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _tensors(value: Batch) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hocket.api import Batch
 from hocket_eapipe.runner import Runner
 
 __all__ = ["Reestimation"]
@@ -26,7 +26,7 @@ class Reestimation:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._inputs: deque[Any] = deque(maxlen=_BATCHES)
+        self._inputs: deque[Batch] = deque(maxlen=_BATCHES)
 
     def remember(self, inputs: object) -> None:
         """Keep a batch's inputs, which must not be overwritten."""

@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hocket.api import (
     Attachment,
+    Batch,
     EngineSession,
     Loss,
     Peer,
@@ -21,6 +21,7 @@ from hocket.api import (
     SessionState,
     StateFile,
     StepResult,
+    Tree,
     broadcast_model,
     load_into,
 )
@@ -162,7 +163,7 @@ class PipelineSession(EngineSession):
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 
-    def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
+    def train_batch(self, batch: Batch, loss: Loss) -> StepResult | None:
         self.require("session.train_batch", training=True)
         self._absent.release()
         if self._observer is not None:
@@ -295,7 +296,7 @@ class PipelineSession(EngineSession):
         for session in self._sessions:
             session.compare_replicas(call)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Tree:
         strategy = {key: value for key, value in self.strategy.resolved().items() if key != "name"}
         engine = {field.name: getattr(self._engine, field.name) for field in fields(self._engine)}
         return {**strategy, "engine": {**engine, "cuts": list(self._engine.cuts or ())}}
@@ -308,7 +309,7 @@ class PipelineSession(EngineSession):
             buffers |= {_full(name): buffer for name, buffer in stage.module.named_buffers()}
         return {"parameters": parameters, "buffers": buffers}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Tree:
         return {
             "model": self.tensors(),
             "optimizer": self.optimizer.state_dict(),

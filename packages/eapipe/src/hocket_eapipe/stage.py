@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from hocket.api import Loss, ReplicaSession, draws
+from hocket.api import Batch, Loss, ReplicaSession, Tree, draws
 from hocket_eapipe.passing import detached
 from hocket_eapipe.weights import Binding, Weights
 
@@ -79,7 +78,7 @@ class Stage:
         #: The gradients that are the sum of some micro-batches', in memory that nothing else uses.
         self._summed: set[str] = set()
 
-    def forward(self, batch: int, micro: int, value: Any) -> Any:
+    def forward(self, batch: int, micro: int, value: Batch) -> Batch:
         """Run a forward.
 
         Args:
@@ -96,8 +95,8 @@ class Stage:
             return detached(output)
 
     def forward_loss(
-        self, batch: int, micro: int, value: Any, target: Any, loss: Loss, share: float, weight: float
-    ) -> tuple[Tensor, Any]:
+        self, batch: int, micro: int, value: Batch, target: Batch, loss: Loss, share: float, weight: float
+    ) -> tuple[Tensor, Batch]:
         """Run the last stage's forward, and the loss.
 
         Args:
@@ -175,12 +174,12 @@ class Stage:
         with self._naming_itself("update", batch):
             self.weights.step(batch)
 
-    def evaluate(self, value: Any) -> Any:
+    def evaluate(self, value: Batch) -> Batch:
         """Run the module as it is, without graph."""
         with torch.no_grad():
             return self.module(value)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Tree:
         """Return its state beside the module's own tensors, while no batch is under way."""
         session = {} if self.session is None else self.session.state_dict()
         return {
@@ -188,7 +187,7 @@ class Stage:
             "weights": self.weights.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], where: str) -> None:
+    def load_state_dict(self, state: Tree, where: str) -> None:
         """Continue from the result of `state_dict`; `where` names its origin in errors."""
         if self.session is not None:
             self.session.replica_state.load_beside_model(
@@ -196,7 +195,7 @@ class Stage:
             )
         self.weights.load_state_dict(state["weights"])
 
-    def _run(self, batch: int, micro: int, value: Any) -> tuple[_Pending, Any]:
+    def _run(self, batch: int, micro: int, value: Batch) -> tuple[_Pending, Batch]:
         binding = self.weights.forward(batch)
         leaves, _ = tree_flatten(value)
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
@@ -223,11 +222,11 @@ class _Passed(torch.autograd.Function):
     """The identity, as a tensor that is no leaf."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: object, x: Tensor) -> Tensor:
         return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
         return gradient
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import getitem
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -112,10 +111,10 @@ def _name(node: fx.Node) -> str:
 def _module(model: nn.Module, node: fx.Node) -> nn.Module:
     if node.op == "call_module":
         return model.get_submodule(str(node.target))
-    read: Any = [n for n in node.all_input_nodes if n.op == "get_attr"]
+    read = [n for n in node.all_input_nodes if n.op == "get_attr"]
     holder = nn.Module()
     for attribute in read:
-        tensor: Any = model
+        tensor: object = model
         for word in str(attribute.target).split("."):
             tensor = getattr(tensor, word)
         if isinstance(tensor, torch.nn.Parameter):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hocket.api import Array, messages
+from hocket.api import Array, Batch, messages
 
 __all__ = ["BatchForm", "pack"]
 
@@ -29,7 +28,7 @@ class BatchForm:
         """The size of the packed batch in bytes."""
         return sum(_padded(tensor) for tensor in self.form.tensors)
 
-    def unpack(self, packed: Array) -> Any:
+    def unpack(self, packed: Array) -> Batch:
         """Return the batch, in memory of its own.
 
         Args:
@@ -48,7 +47,7 @@ class BatchForm:
         return views
 
 
-def pack(batch: Any) -> tuple[BatchForm, Array]:
+def pack(batch: Batch) -> tuple[BatchForm, Array]:
     """Copy a batch into memory of its own.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from hocket.api import (
     ScalableChannel,
     Segment,
     SparseAlgorithm,
+    Tree,
     WrapperState,
 )
 from hocket_redsync.choosing import Way, num_selected
@@ -124,7 +124,7 @@ class RedSyncChannel(Channel):
         for dense in self._dense.values():
             dense.lane.close()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Tree:
         return {
             "messages": self.packing.state_dict(),
             "ways": {
@@ -134,7 +134,7 @@ class RedSyncChannel(Channel):
             "cuts": self._scaling.cuts_state(),
         }
 
-    def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:
+    def resume(self, rounds: Mapping[int, int], state: Tree | None) -> None:
         """Continue with the saved run's choices: another choice might never send a parameter's residual."""
         if state is None:
             return

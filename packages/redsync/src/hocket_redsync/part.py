@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -75,7 +75,7 @@ class Part:
         """True if all elements are sent."""
         return self.sending.form is MessageForm.DENSE
 
-    def advance(self, state: ResidualState) -> Any:
+    def advance(self, state: ResidualState) -> object:
         """Update V and u, and look for candidates."""
         numel, dtype = len(self.memory.residual), self.memory.residual.dtype
         update = state.update(self.position, self.memory)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from hocket.api import Tree
 
 __all__ = ["table"]
 
 
-def table(found: dict[str, Any]) -> str:
+def table(found: Tree) -> str:
     """Return the figures in markdown."""
     lines = [
         f"{found['ranks']} ranks on {found['where']}, arriving 1 to {found['ranks']} ms after a common start.",

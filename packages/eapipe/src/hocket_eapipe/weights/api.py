@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hocket.api import ReplicaSession
+from hocket.api import ReplicaSession, Tree
 
 __all__ = ["Binding", "NoWeights", "StagePart", "Tensors", "Weights", "alias", "copied"]
 
@@ -81,11 +80,11 @@ class Weights(ABC):
     def drained(self) -> None:  # noqa: B027
         """Take note that no batch is under way, at any stage."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Tree:
         """Return the policy's state beside the module and its optimizer, while no batch is under way."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+    def load_state_dict(self, state: Tree) -> None:  # noqa: B027
         """Continue from the result of `state_dict`."""
 
 

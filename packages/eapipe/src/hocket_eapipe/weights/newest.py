@@ -6,8 +6,7 @@ stashing, vertical sync); Y. Huang et al., "GPipe", 2019 (flush).
 
 from __future__ import annotations
 
-from typing import Any
-
+from hocket.api import Tree
 from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.schedule import warm_up
 from hocket_eapipe.weights.api import Binding, StagePart, Tensors, Weights, alias, copied
@@ -51,10 +50,10 @@ class Newest(Weights):
         session.optimizer.zero_grad()
         self.applied += 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Tree:
         return {"applied": self.applied}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Tree) -> None:
         self.applied = state["applied"]
 
 
@@ -135,6 +134,6 @@ class VerticalSync(Newest):
         self._base = self.applied
         self._versions = {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Tree) -> None:
         super().load_state_dict(state)
         self.drained()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from hocket.api import how_to_install
 from hocket_redsync.kernels.api import NOTHING_PASSES, Found, Kernels, Memory, Ranking, Update, mode_of
 
 if TYPE_CHECKING:
+    from cupy import RawModule
     from torch import Tensor
 
     from hocket.api import Array
@@ -123,7 +124,7 @@ class GpuKernels(Kernels):
     def clear(self, flat: Tensor, indices: Array) -> None:
         flat.index_fill_(0, torch.from_numpy(indices).to(flat.device).long(), 0)
 
-    def _launch(self, name: str, numel: int, arguments: tuple[Any, ...]) -> None:
+    def _launch(self, name: str, numel: int, arguments: tuple[object, ...]) -> None:
         import cupy
 
         blocks = min(self._most_blocks, -(-numel // (_THREADS * _ITEMS)))
@@ -135,7 +136,7 @@ class GpuKernels(Kernels):
 
 
 @cache
-def _module() -> Any:
+def _module() -> RawModule:
     try:
         import cupy
     except ImportError as error:
@@ -148,7 +149,7 @@ def _module() -> Any:
     return cupy.RawModule(code=SOURCE.read_text(), options=COMPILE_OPTIONS)
 
 
-def _types(data: Tensor) -> tuple[type[np.signedinteger[Any]], str]:
+def _types(data: Tensor) -> tuple[type[np.signedinteger], str]:
     """Return the type of keys and the suffix of kernels for float32 or float64."""
     return (np.int32, "f32") if data.element_size() == 4 else (np.int64, "f64")
 
