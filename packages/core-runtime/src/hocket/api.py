@@ -1,7 +1,7 @@
 """The names that a plugin may import, besides `hocket` itself, `hocket.errors` and `hocket.testing`.
 
 Each name is imported when it is first used, so that a plugin's `plugin.py` imports no torch. A name that an author
-needs and does not find is added to the table; four of them are modules.
+needs and does not find is added to the table; five of them are modules.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hocket import draws as draws
     from hocket import messages as messages
+    from hocket import plain as plain
     from hocket import schedule as schedule
     from hocket.arrays import Array as Array
     from hocket.arrays import MixingRows as MixingRows
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from hocket.kernels.compiling import compiled as compiled
     from hocket.outer.api import Outer as Outer
     from hocket.own_files import claim as claim
-    from hocket.plain import Batch as Batch
-    from hocket.plain import Tree as Tree
     from hocket.plugin.markers import hookimpl as hookimpl
     from hocket.plugin.registrar import Registrar as Registrar
     from hocket.progress.engine import Activity as Activity

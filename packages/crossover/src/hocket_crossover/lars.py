@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.api import Tree
+from hocket.api import plain
 
 __all__ = ["LARS"]
 
@@ -43,7 +43,7 @@ class LARS(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Tensor] | Iterable[Tree],
+        params: Iterable[Tensor] | Iterable[plain.Tree],
         lr: float = 0.1,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
@@ -79,7 +79,7 @@ class LARS(torch.optim.Optimizer):
             self._step([p for p in given if p.ndim <= 1], group, adaptive=False)
         return loss
 
-    def _step(self, weights: list[Tensor], group: Tree, *, adaptive: bool) -> None:
+    def _step(self, weights: list[Tensor], group: plain.Tree, *, adaptive: bool) -> None:
         if not weights:
             return
         gradients = [weight.grad for weight in weights if weight.grad is not None]
@@ -96,7 +96,7 @@ class LARS(torch.optim.Optimizer):
         torch._foreach_sub_(velocities, change)
         torch._foreach_add_(weights, velocities)
 
-    def _rates(self, weights: list[Tensor], gradients: list[Tensor], group: Tree) -> list[Tensor]:
+    def _rates(self, weights: list[Tensor], gradients: list[Tensor], group: plain.Tree) -> list[Tensor]:
         """Return the rate of each tensor, scalars on its device."""
         rates = []
         norms = zip(torch._foreach_norm(weights), torch._foreach_norm(gradients), strict=True)

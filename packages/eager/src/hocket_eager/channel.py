@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hocket.api import Channel, FunctionRequest, Request, Segment, Tree
+from hocket.api import Channel, FunctionRequest, Request, Segment, plain
 from hocket_eager.partial_sum import PartialSum
 
 __all__ = ["PartialAllreduceChannel"]
@@ -49,14 +49,14 @@ class PartialAllreduceChannel(Channel):
             of_segment.close()
         self._close()
 
-    def state_dict(self) -> Tree:
+    def state_dict(self) -> plain.Tree:
         state = {}
         for index, of_segment in self._sums.items():
             oldest, late = of_segment.left()
             state[str(index)] = {"oldest": oldest, "late": torch.from_numpy(late)}
         return state
 
-    def resume(self, rounds: Mapping[int, int], state: Tree | None) -> None:
+    def resume(self, rounds: Mapping[int, int], state: plain.Tree | None) -> None:
         for index, of_segment in self._sums.items():
             of_segment.resume(rounds[index])
             if state is not None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from hocket.api import MakeOptimizer, Tree
+from hocket.api import MakeOptimizer, plain
 from hocket.errors import AttachError
 
 __all__ = ["Follower"]
@@ -59,7 +59,7 @@ class Follower:
             own.update({key: value for key, value in group.items() if key != "params"})
 
 
-def _copied(optimizer: torch.optim.Optimizer, groups: list[Tree]) -> torch.optim.Optimizer:
+def _copied(optimizer: torch.optim.Optimizer, groups: list[plain.Tree]) -> torch.optim.Optimizer:
     """Return an optimizer of the same class over other groups, without state and hooks."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise AttachError(

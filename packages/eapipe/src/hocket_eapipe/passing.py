@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from hocket.api import Array, Batch, Counters, Lane, Request, messages
+from hocket.api import Array, Counters, Lane, Request, messages, plain
 
 __all__ = ["MessageReceiver", "MessageSender", "detached"]
 
 
-def detached(value: Batch) -> Batch:
+def detached(value: plain.Batch) -> plain.Batch:
     """Return a value without graphs, in the same memory; tensors that required gradients are leaves that do."""
     return tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.requires_grad), value)
 
@@ -43,7 +43,7 @@ class MessageSender:
         #: The sends under way, with their memory.
         self._sending: deque[tuple[Request, Array]] = deque()
 
-    def send(self, value: Batch, round: int) -> None:
+    def send(self, value: plain.Batch, round: int) -> None:
         """Send a value; its tensors must not be written before they have arrived.
 
         Raises:
@@ -102,7 +102,7 @@ class MessageReceiver:
         self._device = device
         self._form: messages.Form | None = None
 
-    def receive(self, round: int) -> Batch:
+    def receive(self, round: int) -> plain.Batch:
         """Wait for a value; its tensors are this rank's own, and require gradients where the sender's did."""
         start_s = self._clock()
         value = self._receive(round)
@@ -112,7 +112,7 @@ class MessageReceiver:
         self._counters.exposed_wait_s += waited_s
         return value
 
-    def _receive(self, round: int) -> Batch:
+    def _receive(self, round: int) -> plain.Batch:
         header = np.empty(1, dtype=np.int64)
         self._lane.irecv(header, self._source, round).wait()
         if header[0]:

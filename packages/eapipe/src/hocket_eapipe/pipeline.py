@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from hocket.api import Attachment, Batch, EngineSession, Loss, PlannedStage
+    from hocket.api import Attachment, EngineSession, Loss, PlannedStage, plain
 
 __all__ = ["Pipeline"]
 
@@ -32,7 +32,7 @@ class Pipeline(PipelineConfig):
         return PipelineSession(self, given)
 
     def plan_stages(
-        self, model: nn.Module, optimizer: Optimizer, example: Batch, loss: Loss, ranks: int
+        self, model: nn.Module, optimizer: Optimizer, example: plain.Batch, loss: Loss, ranks: int
     ) -> tuple[PlannedStage, ...]:
         from hocket_eapipe.planning import plan_stages
 

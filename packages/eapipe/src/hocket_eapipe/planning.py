@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from hocket.api import Batch, Loss, PlannedStage
+from hocket.api import Loss, PlannedStage, plain
 from hocket_eapipe.configuration import PipelineConfig, Policy
 from hocket_eapipe.memory import TensorBytes
 from hocket_eapipe.mesh import Mesh
@@ -24,7 +24,12 @@ __all__ = ["plan_stages"]
 
 
 def plan_stages(
-    engine: PipelineConfig, mesh: Mesh, model: nn.Module, optimizer: Optimizer, example: Batch, loss: Loss
+    engine: PipelineConfig,
+    mesh: Mesh,
+    model: nn.Module,
+    optimizer: Optimizer,
+    example: plain.Batch,
+    loss: Loss,
 ) -> tuple[PlannedStage, ...]:
     """Plan all stages; see `Engine.plan_stages`. One forward and one backward of each stage are run on copies."""
     stages, value = [], example[0]
@@ -48,7 +53,12 @@ class _Passes:
     """
 
     def __init__(
-        self, module: nn.Module, value: Batch, target: Batch, loss: Loss | None, micro_batches: int
+        self,
+        module: nn.Module,
+        value: plain.Batch,
+        target: plain.Batch,
+        loss: Loss | None,
+        micro_batches: int,
     ) -> None:
         tensors = {name: copied(p) for name, p in module.named_parameters() if p.requires_grad}
         buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
@@ -135,7 +145,7 @@ def _state_bytes(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> in
     return _bytes(t for state in like.state.values() for t in tree_leaves(state) if isinstance(t, Tensor))
 
 
-def _tensors(value: Batch) -> list[Tensor]:
+def _tensors(value: plain.Batch) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hocket.api import Batch
+from hocket.api import plain
 from hocket_eapipe.runner import Runner
 
 __all__ = ["Reestimation"]
@@ -26,7 +26,7 @@ class Reestimation:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._inputs: deque[Batch] = deque(maxlen=_BATCHES)
+        self._inputs: deque[plain.Batch] = deque(maxlen=_BATCHES)
 
     def remember(self, inputs: object) -> None:
         """Keep a batch's inputs, which must not be overwritten."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from hocket.api import Batch, Loss, StepResult
+from hocket.api import Loss, StepResult, plain
 from hocket.errors import HocketError
 from hocket_eapipe.passing import MessageReceiver, MessageSender
 from hocket_eapipe.schedule import warm_up
@@ -124,7 +124,9 @@ class Runner:
         """True if further parts of a batch are to come."""
         return self._begun is not None
 
-    def run(self, batch: Batch, loss: Loss, weight: float, *, is_last: bool = True) -> StepResult | None:
+    def run(
+        self, batch: plain.Batch, loss: Loss, weight: float, *, is_last: bool = True
+    ) -> StepResult | None:
         """Run the forwards of one batch, or a part of it, and the backwards whose turn it is.
 
         Args:
@@ -198,7 +200,9 @@ class Runner:
         for module, training in modes.items():
             module.training = training
 
-    def _forwards(self, begun: _BatchInFlight, batch: Batch, loss: Loss, factor: float) -> StepResult | None:
+    def _forwards(
+        self, begun: _BatchInFlight, batch: plain.Batch, loss: Loss, factor: float
+    ) -> StepResult | None:
         number, results = begun.number, []
         for inputs, target, share in self._parts(batch):
             self._num_rounds += 1
@@ -241,7 +245,7 @@ class Runner:
         if self._clip is None:
             stage.step(batch.number)
 
-    def _parts(self, batch: Batch) -> list[tuple[Batch, Batch, float]]:
+    def _parts(self, batch: plain.Batch) -> list[tuple[plain.Batch, plain.Batch, float]]:
         """Cut a batch into micro-batches: (input, target, share of the samples)."""
         inputs, target = batch
         if self._micro_batches == 1:
@@ -264,11 +268,11 @@ class Runner:
         ]
 
 
-def _slice(value: Batch, start: int, stop: int) -> Batch:
+def _slice(value: plain.Batch, start: int, stop: int) -> plain.Batch:
     return tree_map(lambda x: x[start:stop] if isinstance(x, Tensor) and x.dim() else x, value)
 
 
-def _joined(results: Sequence[tuple[Tensor, Batch]]) -> StepResult:
+def _joined(results: Sequence[tuple[Tensor, plain.Batch]]) -> StepResult:
     """Return a batch's result from those of its micro-batches."""
     if len(results) == 1:
         return StepResult(*results[0])

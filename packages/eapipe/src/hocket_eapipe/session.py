@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hocket.api import (
     Attachment,
-    Batch,
     EngineSession,
     Loss,
     Peer,
@@ -21,9 +20,9 @@ from hocket.api import (
     SessionState,
     StateFile,
     StepResult,
-    Tree,
     broadcast_model,
     load_into,
+    plain,
 )
 from hocket.errors import AttachError, CheckpointError, CompositionError
 from hocket_eapipe.absent import AbsentStages
@@ -163,7 +162,7 @@ class PipelineSession(EngineSession):
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 
-    def train_batch(self, batch: Batch, loss: Loss) -> StepResult | None:
+    def train_batch(self, batch: plain.Batch, loss: Loss) -> StepResult | None:
         self.require("session.train_batch", training=True)
         self._absent.release()
         if self._observer is not None:
@@ -296,7 +295,7 @@ class PipelineSession(EngineSession):
         for session in self._sessions:
             session.compare_replicas(call)
 
-    def describe(self) -> Tree:
+    def describe(self) -> plain.Tree:
         strategy = {key: value for key, value in self.strategy.resolved().items() if key != "name"}
         engine = {field.name: getattr(self._engine, field.name) for field in fields(self._engine)}
         return {**strategy, "engine": {**engine, "cuts": list(self._engine.cuts or ())}}
@@ -309,7 +308,7 @@ class PipelineSession(EngineSession):
             buffers |= {_full(name): buffer for name, buffer in stage.module.named_buffers()}
         return {"parameters": parameters, "buffers": buffers}
 
-    def state_dict(self) -> Tree:
+    def state_dict(self) -> plain.Tree:
         return {
             "model": self.tensors(),
             "optimizer": self.optimizer.state_dict(),

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from hocket.api import Batch
+from hocket.api import plain
 from hocket.errors import AttachError, suggest
 from hocket_eapipe.configuration import Balance
 
@@ -36,7 +36,7 @@ class Chain(nn.Module):
             # A module's own names have no dots.
             self.add_module(name.replace(".", "/"), layer)
 
-    def forward(self, value: Batch) -> Batch:
+    def forward(self, value: plain.Batch) -> plain.Batch:
         for layer in self._modules.values():
             assert layer is not None
             value = layer(value)
@@ -178,7 +178,7 @@ def _check_disjoint(model: nn.Module, stages: Sequence[nn.Module]) -> None:
 
 
 @torch.no_grad()
-def measured_cuts(model: nn.Sequential, example: Batch, num_stages: int) -> tuple[str, ...]:
+def measured_cuts(model: nn.Sequential, example: plain.Batch, num_stages: int) -> tuple[str, ...]:
     """Return `cuts` by which the stages take about equally long, as measured on this machine.
 
     A forward is timed, of which a backward takes about twice as long in every layer. The model is called in its mode,

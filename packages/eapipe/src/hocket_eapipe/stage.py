@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from hocket.api import Batch, Loss, ReplicaSession, Tree, draws
+from hocket.api import Loss, ReplicaSession, draws, plain
 from hocket_eapipe.passing import detached
 from hocket_eapipe.weights import Binding, Weights
 
@@ -78,7 +78,7 @@ class Stage:
         #: The gradients that are the sum of some micro-batches', in memory that nothing else uses.
         self._summed: set[str] = set()
 
-    def forward(self, batch: int, micro: int, value: Batch) -> Batch:
+    def forward(self, batch: int, micro: int, value: plain.Batch) -> plain.Batch:
         """Run a forward.
 
         Args:
@@ -95,8 +95,15 @@ class Stage:
             return detached(output)
 
     def forward_loss(
-        self, batch: int, micro: int, value: Batch, target: Batch, loss: Loss, share: float, weight: float
-    ) -> tuple[Tensor, Batch]:
+        self,
+        batch: int,
+        micro: int,
+        value: plain.Batch,
+        target: plain.Batch,
+        loss: Loss,
+        share: float,
+        weight: float,
+    ) -> tuple[Tensor, plain.Batch]:
         """Run the last stage's forward, and the loss.
 
         Args:
@@ -174,12 +181,12 @@ class Stage:
         with self._naming_itself("update", batch):
             self.weights.step(batch)
 
-    def evaluate(self, value: Batch) -> Batch:
+    def evaluate(self, value: plain.Batch) -> plain.Batch:
         """Run the module as it is, without graph."""
         with torch.no_grad():
             return self.module(value)
 
-    def state_dict(self) -> Tree:
+    def state_dict(self) -> plain.Tree:
         """Return its state beside the module's own tensors, while no batch is under way."""
         session = {} if self.session is None else self.session.state_dict()
         return {
@@ -187,7 +194,7 @@ class Stage:
             "weights": self.weights.state_dict(),
         }
 
-    def load_state_dict(self, state: Tree, where: str) -> None:
+    def load_state_dict(self, state: plain.Tree, where: str) -> None:
         """Continue from the result of `state_dict`; `where` names its origin in errors."""
         if self.session is not None:
             self.session.replica_state.load_beside_model(
@@ -195,7 +202,7 @@ class Stage:
             )
         self.weights.load_state_dict(state["weights"])
 
-    def _run(self, batch: int, micro: int, value: Batch) -> tuple[_Pending, Batch]:
+    def _run(self, batch: int, micro: int, value: plain.Batch) -> tuple[_Pending, plain.Batch]:
         binding = self.weights.forward(batch)
         leaves, _ = tree_flatten(value)
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]

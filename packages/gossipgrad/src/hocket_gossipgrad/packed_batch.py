@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hocket.api import Array, Batch, messages
+from hocket.api import Array, messages, plain
 
 __all__ = ["BatchForm", "pack"]
 
@@ -28,7 +28,7 @@ class BatchForm:
         """The size of the packed batch in bytes."""
         return sum(_padded(tensor) for tensor in self.form.tensors)
 
-    def unpack(self, packed: Array) -> Batch:
+    def unpack(self, packed: Array) -> plain.Batch:
         """Return the batch, in memory of its own.
 
         Args:
@@ -47,7 +47,7 @@ class BatchForm:
         return views
 
 
-def pack(batch: Batch) -> tuple[BatchForm, Array]:
+def pack(batch: plain.Batch) -> tuple[BatchForm, Array]:
     """Copy a batch into memory of its own.
 
     Args:

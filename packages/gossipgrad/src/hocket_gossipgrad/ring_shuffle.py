@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hocket.api import Batch, SampleShuffle
+from hocket.api import SampleShuffle, plain
 
 if TYPE_CHECKING:
     from hocket.api import Peer, SampleStream
@@ -34,7 +34,7 @@ class RingShuffle(SampleShuffle):
     batch sent at once to the rank that trains on it: what rank r reads in epoch e is used by rank (r + e) mod p.
     """
 
-    def wrap(self, loader: Iterable[Batch], peer: Peer, epoch: int = 0) -> SampleStream:
+    def wrap(self, loader: Iterable[plain.Batch], peer: Peer, epoch: int = 0) -> SampleStream:
         from hocket_gossipgrad.ring_stream import RingStream
 
         return RingStream(loader, peer, epoch)

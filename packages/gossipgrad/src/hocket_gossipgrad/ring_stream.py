@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 
-from hocket.api import Array, Batch, Peer, Request, SampleStream, Tree, messages
+from hocket.api import Array, Peer, Request, SampleStream, messages, plain
 from hocket_gossipgrad.packed_batch import BatchForm, pack
 
 __all__ = ["RingStream"]
@@ -32,7 +32,7 @@ class RingStream(SampleStream):
         bytes_sent: bytes sent by this rank to the next one.
     """
 
-    def __init__(self, loader: Iterable[Batch], peer: Peer, epoch: int = 0) -> None:
+    def __init__(self, loader: Iterable[plain.Batch], peer: Peer, epoch: int = 0) -> None:
         self.waited_s = 0.0
         self.bytes_sent = 0
         self._loader = loader
@@ -53,7 +53,7 @@ class RingStream(SampleStream):
         """Return the number of batches of the epoch that has begun last; before the first, of the loader."""
         return len(self._current) if self._forms else len(cast(Sized, self._loader))
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[plain.Batch]:
         if not self._forms:
             self._read()
         else:
@@ -65,7 +65,7 @@ class RingStream(SampleStream):
         """Return the epoch, -1 before the first, and how many of its batches have been handed out."""
         return {"epoch": self._epoch, "position": self._position}
 
-    def load_state_dict(self, state: Tree) -> None:
+    def load_state_dict(self, state: plain.Tree) -> None:
         self._epoch, self._position = state["epoch"], state["position"]
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class RingStream(SampleStream):
             request.wait()
         self._lane.close()
 
-    def _batches(self, epoch: int) -> Iterator[Batch]:
+    def _batches(self, epoch: int) -> Iterator[plain.Batch]:
         forms = self._forms_in(epoch)
         while epoch == self._epoch:
             # The next batch is asked for, so that those before it have been used.

@@ -19,8 +19,8 @@ from hocket.api import (
     ScalableChannel,
     Segment,
     SparseAlgorithm,
-    Tree,
     WrapperState,
+    plain,
 )
 from hocket_redsync.choosing import Way, num_selected
 from hocket_redsync.residual import ResidualCompressor
@@ -124,7 +124,7 @@ class RedSyncChannel(Channel):
         for dense in self._dense.values():
             dense.lane.close()
 
-    def state_dict(self) -> Tree:
+    def state_dict(self) -> plain.Tree:
         return {
             "messages": self.packing.state_dict(),
             "ways": {
@@ -134,7 +134,7 @@ class RedSyncChannel(Channel):
             "cuts": self._scaling.cuts_state(),
         }
 
-    def resume(self, rounds: Mapping[int, int], state: Tree | None) -> None:
+    def resume(self, rounds: Mapping[int, int], state: plain.Tree | None) -> None:
         """Continue with the saved run's choices: another choice might never send a parameter's residual."""
         if state is None:
             return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hocket.api import Tree
+from hocket.api import plain
 
 __all__ = ["table"]
 
 
-def table(found: Tree) -> str:
+def table(found: plain.Tree) -> str:
     """Return the figures in markdown."""
     lines = [
         f"{found['ranks']} ranks on {found['where']}, arriving 1 to {found['ranks']} ms after a common start.",

@@ -28,7 +28,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hocket.api import Tree, claim
+from hocket.api import claim, plain
 from hocket_eager.benchmark.figures import table
 from hocket_eager.benchmark.skewed import Ground, PeerGround, RealGround, idle_cores, measure
 from hocket_eager.collective import Algorithm, PartialAllreduce
@@ -103,18 +103,18 @@ def be_rank(given: argparse.Namespace) -> None:
     peer.close()
 
 
-def on_virtual_ranks(given: argparse.Namespace) -> Tree:
+def on_virtual_ranks(given: argparse.Namespace) -> plain.Tree:
     """Return the figures of virtual ranks."""
     import hocket
 
-    def body() -> Tree:
+    def body() -> plain.Tree:
         return measured(PeerGround(hocket.join()), VIRTUAL_SIDES, given)
 
-    found: Tree = hocket.virtual(given.ranks).run(body)[0]
+    found: plain.Tree = hocket.virtual(given.ranks).run(body)[0]
     return {**found, "where": "a virtual core each"}
 
 
-def measured(ground: Ground, sides: dict[str, PartialAllreduce], given: argparse.Namespace) -> Tree:
+def measured(ground: Ground, sides: dict[str, PartialAllreduce], given: argparse.Namespace) -> plain.Tree:
     """Return the figures of all sizes and sides; rank 0 prints as they come."""
     rows = []
     for nbytes in given.sizes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from hocket.api import ReplicaSession, Tree
+from hocket.api import ReplicaSession, plain
 
 __all__ = ["Binding", "NoWeights", "StagePart", "Tensors", "Weights", "alias", "copied"]
 
@@ -80,11 +80,11 @@ class Weights(ABC):
     def drained(self) -> None:  # noqa: B027
         """Take note that no batch is under way, at any stage."""
 
-    def state_dict(self) -> Tree:
+    def state_dict(self) -> plain.Tree:
         """Return the policy's state beside the module and its optimizer, while no batch is under way."""
         return {}
 
-    def load_state_dict(self, state: Tree) -> None:  # noqa: B027
+    def load_state_dict(self, state: plain.Tree) -> None:  # noqa: B027
         """Continue from the result of `state_dict`."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hocket.api import Tree
+from hocket.api import plain
 from hocket_eapipe.configuration import BatchNormStatistics
 from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.schedule import pulls, replica_of
@@ -95,7 +95,7 @@ class Elastic(Weights):
             elif self._pulls_buffers:
                 pull([own], [buffer], self._alpha)
 
-    def state_dict(self) -> Tree:
+    def state_dict(self) -> plain.Tree:
         return {
             "replicas": [
                 {
@@ -108,7 +108,7 @@ class Elastic(Weights):
         }
 
     @torch.no_grad()
-    def load_state_dict(self, state: Tree) -> None:
+    def load_state_dict(self, state: plain.Tree) -> None:
         for binding, follower, saved in zip(self._bindings, self._followers, state["replicas"], strict=True):
             for own, given in (
                 (binding.parameters, saved["parameters"]),

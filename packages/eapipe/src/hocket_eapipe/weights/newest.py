@@ -6,7 +6,7 @@ stashing, vertical sync); Y. Huang et al., "GPipe", 2019 (flush).
 
 from __future__ import annotations
 
-from hocket.api import Tree
+from hocket.api import plain
 from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.schedule import warm_up
 from hocket_eapipe.weights.api import Binding, StagePart, Tensors, Weights, alias, copied
@@ -50,10 +50,10 @@ class Newest(Weights):
         session.optimizer.zero_grad()
         self.applied += 1
 
-    def state_dict(self) -> Tree:
+    def state_dict(self) -> plain.Tree:
         return {"applied": self.applied}
 
-    def load_state_dict(self, state: Tree) -> None:
+    def load_state_dict(self, state: plain.Tree) -> None:
         self.applied = state["applied"]
 
 
@@ -134,6 +134,6 @@ class VerticalSync(Newest):
         self._base = self.applied
         self._versions = {}
 
-    def load_state_dict(self, state: Tree) -> None:
+    def load_state_dict(self, state: plain.Tree) -> None:
         super().load_state_dict(state)
         self.drained()
