@@ -20,7 +20,7 @@ TreeView = Mapping[str, Any]
 
 
 class Stateful(Protocol):
-    """An object with a state that a checkpoint holds: a scheduler, a scaler, a loader, or one of the user's own."""
+    """An object whose state a checkpoint holds: a scheduler, a scaler, a loader, or one of the user's."""
 
     def state_dict(self) -> object:
         """Return the state, of the types that `hocket.checkpoint.tree` lists."""

@@ -48,7 +48,6 @@ _log = logging.getLogger("hocket")
 P = ParamSpec("P")
 
 
-
 def _in_session(attach: Callable[P, Session]) -> Callable[P, Session]:
     """Give `attach` an endpoint of the session's own, and notify the other ranks if it fails."""
 
