@@ -57,7 +57,7 @@ def test_the_resnet_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@needs("lightning_fabric")
+@needs("lightning")
 @pytest.mark.parametrize("strategy", ["sgd", "diloco parameters.0.every=10"])
 def test_fabric_s_loop_trains(tmp_path: Path, strategy: str) -> None:
     told = launched(tmp_path, "fabric_loop.py", "--strategy", *strategy.split())
@@ -66,7 +66,7 @@ def test_fabric_s_loop_trains(tmp_path: Path, strategy: str) -> None:
 
 
 @pytest.mark.full
-@needs("lightning_fabric")
+@needs("lightning")
 def test_fabric_s_loop_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     given = ["--strategy", "dpsgd", "--out", "saved"]
     whole = launched(tmp_path, "fabric_loop.py", *given[:2], "--epochs", "2")
@@ -75,13 +75,6 @@ def test_fabric_s_loop_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert "epoch 1:" not in told
     assert whole.splitlines()[-2:] == told.splitlines()[-2:]
     assert "model" in torch.load(tmp_path / "saved" / "model.pt")
-
-
-@pytest.mark.full
-@needs("lightning_fabric")
-def test_fabric_s_strategy_has_the_numbers_of_a_session(tmp_path: Path) -> None:
-    told = launched(tmp_path, str(Path(__file__).parent / "fabric_rank.py"), str(EXAMPLES))
-    assert told.split() == ["same", "same"]
 
 
 @pytest.mark.full

@@ -1,0 +1,120 @@
+"""Checkpoints of Lightning's hold the replicas' mean, and beside them lies what every rank goes on from."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from nets import BATCH, Net, flat, on_ranks, samples, trainer
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+DILOCO = (
+    "diloco",
+    "parameters.0.every=4",
+)  # of 6 steps an epoch: it is in the middle of a period at the end of one
+AVERAGED = ("periodic_average", "parameters.0.every=4")
+TOPK = (
+    "agd",
+    "gradients.0.collective=sparse_allreduce",
+    "gradients.0.compressor={name: error_feedback, compressor: {name: topk, density: 0.2}}",
+)
+
+
+def fit(net: Net, *strategy: str, folder: Path | None = None, ckpt: Any = None, **settings: Any) -> Any:
+    given: dict[str, Any] = {"max_epochs": 2, **settings}
+    if folder is not None:
+        given["callbacks"] = [ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, save_last="link")]
+        given["enable_checkpointing"] = True
+    one = trainer(*strategy, **given)
+    data = DataLoader(samples(), BATCH, shuffle=True)
+    one.fit(net, data, DataLoader(samples(8), BATCH), ckpt_path=ckpt)
+    return one
+
+
+def test_a_checkpoint_holds_the_mean(tmp_path: Path) -> None:
+    class Kept(Net):
+        def on_train_epoch_end(self) -> None:
+            trained.append(flat(self))
+
+    trained: list[Tensor] = []
+    on_ranks(lambda: fit(Kept(), *AVERAGED, folder=tmp_path, max_epochs=1))
+    loaded = Net.load_from_checkpoint(tmp_path / "epoch=0.ckpt", weights_only=False)
+    assert not torch.equal(*trained)
+    torch.testing.assert_close(flat(loaded), sum(trained) / 2)
+    assert {each.name for each in tmp_path.iterdir()} == {"epoch=0.ckpt", "epoch=0.ckpt.hocket", "last.ckpt"}
+
+
+@pytest.mark.parametrize("strategy", [DILOCO, TOPK], ids=["outer", "residuals"])
+@pytest.mark.parametrize("name", ["epoch=0.ckpt", "last.ckpt"])
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, strategy: tuple[str, ...], name: str) -> None:
+    def net() -> Net:
+        return Net(dropout=0.3, rate=0.01, adam=True)
+
+    def uninterrupted() -> Tensor:
+        fit(whole := net(), *strategy, max_epochs=3)
+        return flat(whole)
+
+    def resumed() -> Tensor:
+        torch.manual_seed(77)
+        fit(again := net(), *strategy, max_epochs=3, ckpt=tmp_path / name)
+        return flat(again)
+
+    expected = on_ranks(uninterrupted)
+    on_ranks(lambda: fit(net(), *strategy, folder=tmp_path, max_epochs=1))
+    assert torch.equal(on_ranks(resumed)[1], expected[1])
+
+
+def test_a_checkpoint_without_the_ranks_states_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    on_ranks(lambda: fit(Net(), *DILOCO, folder=tmp_path, max_epochs=1))
+    (tmp_path / "epoch=0.ckpt.hocket").rename(tmp_path / "elsewhere")
+    with caplog.at_level(logging.WARNING, "hocket"):
+        on_ranks(lambda: fit(Net(), *DILOCO, ckpt=tmp_path / "epoch=0.ckpt"))
+    [warning] = [each.message for each in caplog.records if "no state of the ranks" in each.message]
+    assert "epoch=0.ckpt.hocket" in warning
+
+
+def test_another_number_of_ranks_goes_on_from_the_mean(tmp_path: Path) -> None:
+    on_ranks(lambda: fit(Net(), *DILOCO, folder=tmp_path, max_epochs=1))
+    steps = on_ranks(lambda: fit(Net(), *DILOCO, ckpt=tmp_path / "epoch=0.ckpt").global_step, 3)
+    assert steps == [10, 10, 10]  # 6 of 2 ranks, 4 of 3
+
+
+def test_checkpoints_are_removed_whole(tmp_path: Path) -> None:
+    def rank() -> None:
+        best = ModelCheckpoint(tmp_path, filename="{epoch}", monitor="val", save_top_k=1)
+        one = trainer(*DILOCO, max_epochs=4, callbacks=[best], enable_checkpointing=True)
+        one.fit(Net(), DataLoader(samples(), BATCH), DataLoader(samples(8), BATCH))
+
+    on_ranks(rank)
+    files = sorted(each.name for each in tmp_path.iterdir())
+    assert len(files) == 2
+    assert files[1] == f"{files[0]}.hocket"
+
+
+def test_weights_alone_need_no_state(tmp_path: Path) -> None:
+    def rank() -> None:
+        weights = ModelCheckpoint(tmp_path, filename="{epoch}", save_weights_only=True)
+        one = trainer("sgd", max_epochs=1, callbacks=[weights], enable_checkpointing=True)
+        one.fit(Net(), DataLoader(samples(), BATCH))
+        one.save_checkpoint(tmp_path / "end.ckpt")
+
+    on_ranks(rank)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["end.ckpt", "epoch=0.ckpt"]
+
+
+def test_a_checkpoint_that_is_written_again_has_the_newest_state(tmp_path: Path) -> None:
+    class Saves(Net):
+        def on_train_epoch_end(self) -> None:
+            self.trainer.save_checkpoint(tmp_path / "same.ckpt")
+
+    on_ranks(lambda: fit(Saves(), "sgd"))
+    on_ranks(lambda: fit(Saves(), "sgd", max_epochs=1))
+    token = torch.load(tmp_path / "same.ckpt", weights_only=False)["hocket"]
+    assert [each.name for each in (tmp_path / "same.ckpt.hocket").iterdir()] == [token]
