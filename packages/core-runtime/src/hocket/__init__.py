@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from hocket.last_resort import LastResort
 
 if TYPE_CHECKING:
+    from hocket.compressor.ddp import ddp_comm_hook
     from hocket.session.attach import attach
     from hocket.session.session import Session
     from hocket.strategy import Strategy
@@ -46,6 +47,7 @@ __all__ = [
     "attach",
     "chain",
     "compose",
+    "ddp_comm_hook",
     "join",
     "loader",
     "virtual",
@@ -63,6 +65,7 @@ _HOMES = {
     "attach": ("hocket.session.attach", "attach"),
     "chain": ("hocket.strategy.in_python", "chain"),
     "compose": ("hocket.strategy", "compose"),
+    "ddp_comm_hook": ("hocket.compressor.ddp", "ddp_comm_hook"),
     "loader": ("hocket.task.loading", "loader"),
     "join": ("hocket.transport", "join"),
     "virtual": ("hocket.transport.virtual", "VirtualWorld"),

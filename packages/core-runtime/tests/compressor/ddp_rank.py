@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    fp16_compress_hook,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket.compressor import (
@@ -57,6 +63,13 @@ CASES: dict[str, Compressor] = {
 }
 
 
+#: Torch's own hooks, by the compressor that does the same.
+OF_TORCH: dict[str, Callable[..., Any]] = {
+    "none": allreduce_hook,
+    "fp16": fp16_compress_hook,
+}
+
+
 def own_gradients(rank: int, step: int) -> list[Tensor]:
     """Return a rank's gradients, which are what they are wherever the parameters are."""
     generator = torch.Generator().manual_seed(100 * step + rank)
@@ -75,10 +88,10 @@ class Linear(nn.Module):
         return total
 
 
-def train(compressor: Compressor, rank: int, bucket_cap_mb: float) -> Tensor:
+def train(hook: Callable[..., Any], rank: int, bucket_cap_mb: float) -> Tensor:
     """Return what DDP put into the gradients, [steps, numel]."""
     model = DistributedDataParallel(Linear(), bucket_cap_mb=bucket_cap_mb)
-    model.register_comm_hook(None, ddp_comm_hook(compressor))
+    model.register_comm_hook(None, hook)
     steps = []
     for step in range(STEPS):
         model.zero_grad()
@@ -90,10 +103,11 @@ def train(compressor: Compressor, rank: int, bucket_cap_mb: float) -> Tensor:
 def main(rank: int, store: str, results: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    told = {name: train(compressor, rank, 25) for name, compressor in CASES.items()}
+    got = {name: train(ddp_comm_hook(compressor), rank, 25) for name, compressor in CASES.items()}
+    got |= {f"torch {name}": train(hook, rank, 25) for name, hook in OF_TORCH.items()}
     # A bucket for each parameter but the first step's, which are cut in another way.
-    told["many buckets"] = train(Identity(), rank, 1e-4)
-    torch.save(told, results)
+    got["many buckets"] = train(ddp_comm_hook(Identity()), rank, 1e-4)
+    torch.save(got, results)
     dist.destroy_process_group()
     # DDP keeps Gloo's threads beyond its group. One of them may drop a hook's Python objects while the interpreter
     # ends, which aborts the process (pytorch/pytorch#179291): it ends without that.

@@ -72,6 +72,16 @@ def test_casts_are_summed_in_float32(job: list[dict[str, Tensor]], name: str, dt
     torch.testing.assert_close(job[0][name], expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "eps"),
+    [("none", 0.0), ("fp16", torch.finfo(torch.float16).eps), ("bf16", torch.finfo(torch.bfloat16).eps)],
+)
+def test_it_agrees_with_the_hooks_of_torch(job: list[dict[str, Tensor]], name: str, eps: float) -> None:
+    """Torch sums in 16 bits, too: a rounding for each rank, and one of the sum. Without a cast bits are equal."""
+    own, of_torch = job[0][name], job[0][f"torch {name}"]
+    torch.testing.assert_close(own, of_torch, rtol=0.0, atol=3 * eps * float(own.abs().max()))
+
+
 def test_messages_of_different_lengths(job: list[dict[str, Tensor]]) -> None:
     expected = contributions().clamp(min=0).sum(0)
     expected[0] = contributions()[:, 0].sum(0)

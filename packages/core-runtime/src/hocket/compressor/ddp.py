@@ -1,7 +1,7 @@
 """A compressor for users who keep DistributedDataParallel: its communication hook.
 
 model = DistributedDataParallel(model)
-model.register_comm_hook(None, ddp_comm_hook(ErrorFeedback(TopK(density=0.01))))
+model.register_comm_hook(None, hocket.ddp_comm_hook(hocket.chain("error_feedback", {"name": "topk", "density": 0.01})))
 """
 
 # Annotations are evaluated here: DistributedDataParallel compares the hook's with classes, not with text.

@@ -155,7 +155,7 @@ class ReplicaSession(EngineSession):
                 f"rank {self.rank}: DistributedDataParallel calls the session's model at step {self.step}, and "
                 f"averages gradients over {ranks} ranks, beside what {self.strategy.name or 'the strategy'} exchanges. "
                 "Three ways out: without it (call the plain model, not ddp(x)); without a session (with "
-                "hocket.compressor.ddp.ddp_comm_hook, if need be); or DistributedDataParallel over a group of a host's "
+                "hocket.ddp_comm_hook, if need be); or DistributedDataParallel over a group of a host's "
                 "ranks (process_group=...), and between them a strategy that exchanges parameters only "
                 "(periodic_average, diloco)"
             )
