@@ -72,10 +72,7 @@ def test_casts_are_summed_in_float32(job: list[dict[str, Tensor]], name: str, dt
     torch.testing.assert_close(job[0][name], expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "eps"),
-    [("none", 0.0), ("fp16", torch.finfo(torch.float16).eps), ("bf16", torch.finfo(torch.bfloat16).eps)],
-)
+@pytest.mark.parametrize(("name", "eps"), [("none", 0.0), ("fp16", 2**-10)])
 def test_it_agrees_with_the_hooks_of_torch(job: list[dict[str, Tensor]], name: str, eps: float) -> None:
     """Torch sums in 16 bits, too: a rounding for each rank, and one of the sum. Without a cast bits are equal."""
     own, of_torch = job[0][name], job[0][f"torch {name}"]
