@@ -50,48 +50,64 @@ def initiative(rank: int, rules: QuorumRules, coordinator: int, situation: Situa
     Returns:
         A schedule with the trigger `arrive` that ends with `start`.
     """
-
-    def is_candidate(of: int) -> Callable[[int], bool]:
-        return lambda round: of in rules.of_round(situation.first_round() + round)
-
     arrive = schedule.NoOp("arrive")
-    stand = schedule.Gate("stand", ("arrive",), is_open=is_candidate(rank))
+    stand = schedule.Gate("stand", ("arrive",), is_open=_is_candidate(rank, rules, situation))
     anyone = schedule.Gate("anyone", ("arrive",), is_open=lambda round: situation.anyone())
     if not is_coordinated(rules):
         start = schedule.NoOp("start", ("stand", "anyone"), schedule.Logic.ANY)
         return schedule.Schedule((arrive, stand, anyone, start), ("start",), trigger="arrive")
-    operations: list[schedule.Operation] = [arrive, stand, anyone]
-    bounded = rules.staleness is not None
-    if bounded:
-        bound = rules.staleness or 0
-        fresh = schedule.Gate(
-            "fresh",
-            is_open=lambda round: situation.arrived() + bound > situation.first_round() + round,
+    rest = _agree(rank, rules, situation) if rank == coordinator else _notify(rules, coordinator)
+    operations = (arrive, stand, anyone, *_keep_up(rules, situation), *rest)
+    return schedule.Schedule(operations, ("start",), trigger="arrive", num_tags=2)
+
+
+def _is_candidate(rank: int, rules: QuorumRules, situation: Situation) -> Callable[[int], bool]:
+    return lambda round: rank in rules.of_round(situation.first_round() + round)
+
+
+def _keep_up(rules: QuorumRules, situation: Situation) -> list[schedule.Operation]:
+    """Return the gate of a rank that is within the bound of staleness, if there is one."""
+    bound = rules.staleness
+    if bound is None:
+        return []
+    return [
+        schedule.Gate(
+            "fresh", is_open=lambda round: situation.arrived() + bound > situation.first_round() + round
         )
-        operations.append(fresh)
-    if rank != coordinator:
-        operations.append(schedule.Send("stand: tell", ("stand",), to=coordinator, tag=_CANDIDATE))
-        if bounded:
-            operations.append(schedule.Send("fresh: tell", ("fresh",), to=coordinator, tag=_FRESH))
-        operations.append(schedule.NoOp("start", ("anyone",)))
-        return schedule.Schedule(tuple(operations), ("start",), trigger="arrive", num_tags=2)
+    ]
+
+
+def _notify(rules: QuorumRules, coordinator: int) -> list[schedule.Operation]:
+    """Return the notices to the coordinator, and the start without it."""
+    operations: list[schedule.Operation] = [
+        schedule.Send("stand: tell", ("stand",), to=coordinator, tag=_CANDIDATE)
+    ]
+    if rules.staleness is not None:
+        operations.append(schedule.Send("fresh: tell", ("fresh",), to=coordinator, tag=_FRESH))
+    return [*operations, schedule.NoOp("start", ("anyone",))]
+
+
+def _agree(rank: int, rules: QuorumRules, situation: Situation) -> list[schedule.Operation]:
+    """Return the coordinator's start, once all notices that it takes have come."""
     others = [other for other in range(rules.size) if other != rank]
-    operations += [schedule.Receive(f"stand {other}", source=other, tag=_CANDIDATE) for other in others]
+    operations: list[schedule.Operation] = [
+        schedule.Receive(f"stand {other}", source=other, tag=_CANDIDATE) for other in others
+    ]
     came = {rank: "stand", **{other: f"stand {other}" for other in others}}
     operations.append(schedule.NoOp("first", tuple(came.values()), schedule.Logic.ANY))
     needed = ["first"]
     if rules.starts is Quorum.LAST:
         # Read once a candidate has come, not before: only then has a resumed run certainly set its round.
         for other, name in came.items():
-            absent = schedule.Gate(f"absent {other}", ("first",), is_open=_not(is_candidate(other)))
+            stands_back = _not(_is_candidate(other, rules, situation))
+            absent = schedule.Gate(f"absent {other}", ("first",), is_open=stands_back)
             operations += [absent, schedule.NoOp(f"settled {other}", (name, absent.name), schedule.Logic.ANY)]
             needed.append(f"settled {other}")
-    if bounded:
+    if rules.staleness is not None:
         operations += [schedule.Receive(f"fresh {other}", source=other, tag=_FRESH) for other in others]
         needed += ["fresh", *(f"fresh {other}" for other in others)]
     operations.append(schedule.NoOp("agreed", tuple(needed)))
-    operations.append(schedule.NoOp("start", ("agreed", "anyone"), schedule.Logic.ANY))
-    return schedule.Schedule(tuple(operations), ("start",), trigger="arrive", num_tags=2)
+    return [*operations, schedule.NoOp("start", ("agreed", "anyone"), schedule.Logic.ANY)]
 
 
 def num_notices(rules: QuorumRules) -> float:

@@ -28,6 +28,7 @@ from hocket.errors import AttachError, CheckpointError, CompositionError
 from hocket_eapipe.absent import AbsentStages
 from hocket_eapipe.clipping import clip_by_whole_norm
 from hocket_eapipe.configuration import BatchNormStatistics, PipelineConfig, Policy
+from hocket_eapipe.mesh import Mesh
 from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.passing import MessageReceiver, MessageSender
 from hocket_eapipe.reestimation import Reestimation
@@ -61,21 +62,8 @@ class PipelineSession(EngineSession):
     def __init__(self, engine: PipelineConfig, given: Attachment) -> None:
         peer = given.peer if given.observer is None else given.observer.join(given.peer)
         super().__init__(given.model, given.optimizers, given.strategy, peer)
-        if len(given.optimizers) > 1:
-            raise AttachError(
-                f"a pipeline takes one optimizer, whose like each stage gets, and was given {self.optimizers.kind}"
-            )
-        self._engine = engine
-        self._observer = given.observer
-        try:
-            self.mesh = engine.mesh(peer.size)
-        except ValueError as error:
-            raise CompositionError(f"engine.{error}") from error
-        if given.strategy.samples is not None and self.mesh.processes > 1:
-            raise CompositionError(
-                "samples travel between ranks, and those of one pipeline have to read the same ones: use samples: "
-                "null, or pipelines of one rank"
-            )
+        self._engine, self._observer = engine, given.observer
+        self.mesh = self._mesh_of(given, peer.size)
         self.data_rank, self.data_size = self.mesh.pipeline_of(self.rank), self.mesh.pipelines
         if given.initial == "rank0":
             broadcast_model(given.model, self.control)
@@ -111,6 +99,23 @@ class PipelineSession(EngineSession):
             self._reestimation = Reestimation(self._runner) if reestimates else None
             self._weight = 1.0
             undo.pop_all()
+
+    def _mesh_of(self, given: Attachment, size: int) -> Mesh:
+        """Return the mesh of all ranks; refuse what no pipeline can do."""
+        if len(given.optimizers) > 1:
+            raise AttachError(
+                f"a pipeline takes one optimizer, whose like each stage gets, and was given {self.optimizers.kind}"
+            )
+        try:
+            mesh = self._engine.mesh(size)
+        except ValueError as error:
+            raise CompositionError(f"engine.{error}") from error
+        if given.strategy.samples is not None and mesh.processes > 1:
+            raise CompositionError(
+                "samples travel between ranks, and those of one pipeline have to read the same ones: use samples: "
+                "null, or pipelines of one rank"
+            )
+        return mesh
 
     def _open_stage(self, stage: int, given: Attachment, data_peer: Peer, undo: ExitStack) -> Stage:
         module = self._modules[stage]
