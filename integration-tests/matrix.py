@@ -135,7 +135,7 @@ def is_repeatable(strategy: Strategy) -> bool:
 def _depends_on_time(collective: Collective) -> bool:
     traits = collective.traits
     measures = getattr(collective, "algorithm", None) == "auto" or getattr(collective, "auto", False)
-    return (traits.needs_thread and traits.ends is Ends.OWN) or (
+    return (traits.needs_thread and not traits.equal_result) or (
         measures and getattr(collective, "costs", None) is None
     )
 
@@ -156,7 +156,8 @@ def gossip_recipes() -> list[str]:
         name
         for name, strategy in names
         if any(
-            e.topology and e.outer is None and not e.collective.traits.passive for e in strategy.parameters
+            e.topology and e.outer is None and e.collective.traits.ends is not Ends.OPEN
+            for e in strategy.parameters
         )
     ]
 

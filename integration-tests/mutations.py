@@ -128,7 +128,7 @@ MUTATIONS = [
     _core("a module within FSDP let through", "session/refusals.py", "if is_sharded_by_fsdp(parameter):",
           "if False:", f"{TESTS}/session/test_within_backward.py"),
     _core("a look that merges what is under way", "session/exchange/under_way.py",
-          "[] if passive else [_keep(mix) for mix in delayed]", "[]", f"{TESTS}/session/test_looking.py"),
+          "[] if are_open else [_keep(mix) for mix in delayed]", "[]", f"{TESTS}/session/test_looking.py"),
     _core("a look that uses up what was sent", "session/exchange/under_way.py",
           "                segment.outgoing.copy_(outgoing)\n", "", f"{TESTS}/session/test_looking.py"),
     _core("a mean of what is no statistic", "plan/buffers.py", 'name.rpartition(".")[2] in RUNNING or', "True or",

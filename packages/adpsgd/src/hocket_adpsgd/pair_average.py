@@ -67,11 +67,10 @@ class PairAverage(Collective):
     @property
     def traits(self) -> CollectiveTraits:
         return CollectiveTraits(
-            Ends.OWN,
+            Ends.OPEN,
             slots=frozenset({"parameters"}),
             needs_topology=True,
             needs_thread=True,
-            passive=True,
         )
 
     def partner(self, topology: Topology, rank: int, size: int, round: int, segment: int) -> int | None:

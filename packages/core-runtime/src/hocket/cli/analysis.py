@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from hocket.cli.table import show_table
+from hocket.collective.api import Ends
 from hocket.config.component import build_component, component_name, telling_fields
 from hocket.config.document import Document, Origin
 from hocket.errors import ConfigError, UserError, reason, shortened
@@ -53,7 +54,7 @@ def analysis_command(strategy: Strategy, placement: Placement, compare: Sequence
     exchanges = [
         exchange
         for exchange in strategy.exchanges
-        if exchange.topology is not None and not exchange.collective.traits.passive
+        if exchange.topology is not None and exchange.collective.traits.ends is not Ends.OPEN
     ]
     if not exchanges:
         raise UserError(

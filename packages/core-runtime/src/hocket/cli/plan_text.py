@@ -96,8 +96,8 @@ def _of_exchange(planned: ExchangePlan, plan: Plan, run: RunConfig) -> Iterator[
     for size in sorted({len(scope) for scope in planned.scopes} - {1}):
         yield from exchange.collective.notes(exchange.compressor, planned.layouts, size, run.network)
     topology = exchange.topology
-    passive = exchange.collective.traits.passive
-    if topology is not None and not topology.columns_sum_to_one and not passive:
+    is_open = exchange.collective.traits.ends is Ends.OPEN
+    if topology is not None and not topology.columns_sum_to_one and not is_open:
         yield (
             f"{exchange.name}: averaging over {title(topology)} does not preserve the replicas' mean, as some "
             "ranks send to more ranks than they receive from."

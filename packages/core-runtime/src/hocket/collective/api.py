@@ -159,6 +159,9 @@ class Ends(Enum):
     SAME = auto()
     #: Each with a combination of its own.
     OWN = auto()
+    #: Each with a value that others change between its rounds, too, by partners and weights that they choose. A result
+    #: is then a change to be added; `Channel.take_changes` returns those that no round has delivered.
+    OPEN = auto()
     #: The root with a combination, the others with what they had.
     ROOT = auto()
     #: All with the root's value.
@@ -196,9 +199,6 @@ class CollectiveTraits:
             less than others.
         catches_up: whether a late rank receives the sum of all rounds that it has missed, so that ranks that have done
             the same rounds have received the same.
-        passive: whether other ranks may change this rank's values between its rounds, by partners and weights that
-            they choose. Results are then changes to be added; `Channel.take_changes` returns those that no round has
-            delivered.
         on_devices: whether its channels also exchange buffers in device memory, over device lanes.
     """
 
@@ -213,7 +213,6 @@ class CollectiveTraits:
     threadable: bool = False
     divides_by_weight: bool = True
     catches_up: bool = False
-    passive: bool = False
     on_devices: bool = False
 
     @property

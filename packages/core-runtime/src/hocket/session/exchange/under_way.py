@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hocket.collective.api import Outcome
+from hocket.collective.api import Ends, Outcome
 from hocket.segment.segment import Segment
 from hocket.session.exchange.parameters import ParameterMix
 
@@ -40,16 +40,16 @@ class UnderWay:
     calls `put_back`, so that training continues unchanged. Without delays, nothing is copied.
 
     Args:
-        exchanges: of this rank. Where other ranks change its values between rounds (`passive`), nothing is put back, as
+        exchanges: of this rank. Where others change its values between rounds (`Ends.OPEN`), nothing is put back:
             that would undo their changes.
         flats: the parameters' memory.
     """
 
     @torch.no_grad()
     def __init__(self, exchanges: Sequence[ParameterMix], flats: Sequence[Tensor]) -> None:
-        passive = any(mix.opened.exchange.collective.traits.passive for mix in exchanges)
+        are_open = any(mix.opened.exchange.collective.traits.ends is Ends.OPEN for mix in exchanges)
         delayed = [mix for mix in exchanges if mix.opened.exchange.delay and not mix.opened.idle]
-        self._kept = [] if passive else [_keep(mix) for mix in delayed]
+        self._kept = [] if are_open else [_keep(mix) for mix in delayed]
         self._flats = [(flat, flat.clone()) for flat in flats] if self._kept else []
 
     @torch.no_grad()

@@ -149,7 +149,7 @@ def topology_where_asked_for(exchange: Exchange) -> Iterator[Refusal]:
 def gossip_averages(exchange: Exchange) -> Iterator[Refusal]:
     """Refuse gossip without push-sum by a matrix whose rows do not sum to 1, which rescales ranks' values."""
     topology, traits = exchange.topology, exchange.collective.traits
-    if topology is None or topology.rows_sum_to_one or traits.passive:
+    if topology is None or topology.rows_sum_to_one or traits.ends is Ends.OPEN:
         return
     if not traits.pushes_weight:
         yield refuse(

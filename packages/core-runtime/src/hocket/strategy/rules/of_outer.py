@@ -89,7 +89,7 @@ def mixed_outer_is_gossip(exchange: Exchange) -> Iterator[Refusal]:
         return
     title = title_of(exchange.outer)
     traits = exchange.collective.traits
-    if traits.ends is not Ends.OWN or traits.passive or exchange.carries_weight:
+    if traits.ends is not Ends.OWN or exchange.carries_weight:
         yield refuse(
             exchange,
             "collective",
@@ -223,7 +223,7 @@ def blend_is_of_averages(exchange: Exchange) -> Iterator[Refusal]:
     if not isinstance(exchange.merge, Blend):
         return
     traits = exchange.collective.traits
-    if traits.passive:
+    if traits.ends is Ends.OPEN:
         yield refuse(
             exchange,
             "merge",
