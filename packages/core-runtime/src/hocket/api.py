@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from hocket.session.engine import Engine as Engine
     from hocket.session.engine import PlannedStage as PlannedStage
     from hocket.session.engine_session import EngineSession as EngineSession
-    from hocket.session.engine_session import SessionState as SessionState
     from hocket.session.exchange.active import Counters as Counters
     from hocket.session.ranks import broadcast_model as broadcast_model
     from hocket.session.replica_session import ReplicaSession as ReplicaSession

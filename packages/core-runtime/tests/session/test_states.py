@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from toys import batches, flat, mlp, on_ranks, sgd
 import hocket
 from hocket.errors import AttachError, DisagreementError, HocketError, SessionError
 from hocket.session.exchange.phase_opener import PhaseOpener
+from hocket.session.step import state as step_state
+from hocket.session.step.state import MOVES, SessionState, StepState
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int = 0) -> None:
@@ -351,3 +354,37 @@ def test_gradients_of_several_backwards_are_used(caplog: pytest.LogCaptureFixtur
 
     on_ranks(2, run)
     assert told(caplog) == []
+
+
+def test_the_readme_shows_the_moves() -> None:
+    lines = (Path(step_state.__file__).parents[1] / "README.md").read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("| state |"))
+    moves, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[start : start + 8])
+    shown = {
+        move: {
+            state: following
+            for states, *cells in rows
+            for state in states.split(", ")
+            if (following := cells[number])
+        }
+        for number, move in enumerate(moves[1:])
+    }
+    assert shown == {
+        move: {state.name.lower(): following.name.lower() for state, following in row.items()}
+        for move, row in MOVES.items()
+    }
+
+
+@pytest.mark.parametrize("state", SessionState)
+def test_a_move_leads_where_the_table_says_or_is_refused(state: SessionState) -> None:
+    for move, row in MOVES.items():
+        session = StepState(lambda: "rank 2 after step 7")
+        session.now = state
+        if state in row:
+            session.move(move)
+        else:
+            with pytest.raises(
+                SessionError, match=r"^the call on rank 2 after step 7: .*(attach again|do it after)"
+            ):
+                session.move(move, "the call")
+        assert session.now is row.get(state, state)

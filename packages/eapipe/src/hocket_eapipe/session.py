@@ -17,7 +17,6 @@ from hocket.api import (
     Loss,
     Peer,
     ReplicaSession,
-    SessionState,
     StateFile,
     StepResult,
     broadcast_model,
@@ -54,6 +53,10 @@ class PipelineSession(EngineSession):
     groups, in each step. It is still called after each batch, without gradients, for its schedulers and hooks. So
     gradients are clipped by the engine's `clip_grad_norm`.
 
+    The batches within `accumulate`, and the next one after it, are parts of one batch to the weight policy and the
+    optimizers, of which each stage keeps the activations until its end. The loss of each is its share of the whole
+    one's: K batches of one size divide theirs by K.
+
     Attributes:
         mesh: the holders of the stages.
         stages: this rank's stages, in order.
@@ -89,7 +92,6 @@ class PipelineSession(EngineSession):
                 clip=self._clip if engine.clip_grad_norm is not None else None,
             )
             self._norms = pipe_peer.lane("norms")
-            self._accumulating = False
             #: Whether nothing has been done yet with the batch that was handed out.
             self._left_out = False
             self._warned_of_left_out_batch = False
@@ -175,13 +177,14 @@ class PipelineSession(EngineSession):
         if self._reestimation is not None:
             self._reestimation.remember(batch[0])
         self._left_out = False
-        result = self._runner.run(batch, loss, self._weight, is_last=not self._accumulating)
-        if not self._accumulating:
+        result = self._runner.run(batch, loss, self._weight, is_last=not self.state.accumulating)
+        if not self.state.accumulating:
             self._end_step()
         return result
 
     def _end_step(self) -> None:
         """Count a batch that has come, whether its gradients have been applied already or will be."""
+        self.state.move("begin")
         self.optimizer.step()
         self._count_skipped()
         self.step += 1
@@ -193,20 +196,6 @@ class PipelineSession(EngineSession):
     def _count_skipped(self) -> None:
         # What is not finite spreads from stage to stage: the one with most has left out what the others have, and more.
         self.skipped_steps = max((session.skipped_steps for session in self._sessions), default=0)
-
-    @contextmanager
-    def accumulate(self) -> Iterator[None]:
-        """Make the batches of `train_batch` within it, and the next one after it, parts of one batch.
-
-        To the weight policy and the optimizers they are one batch, of which each stage keeps the activations until its
-        end. The loss of each is its share of the whole one's: K batches of one size divide theirs by K.
-        """
-        self.require("session.accumulate", training=True)
-        outer, self._accumulating = self._accumulating, True
-        try:
-            yield
-        finally:
-            self._accumulating = outer
 
     def _clip(self) -> None:
         assert self._engine.clip_grad_norm is not None
@@ -353,11 +342,11 @@ class PipelineSession(EngineSession):
 
     def close(self) -> None:
         """Drain the pipeline and take the hooks off; collective. The model is whole on every rank afterwards."""
-        if self.state in (SessionState.CLOSED, SessionState.BROKEN):
+        if self.state.ended:
             return
         self.stop_saving_on_signal(together=True)
         self.settle()
-        self.state = SessionState.CLOSED
+        self.state.move("close")
         self._absent.close()
         for session in self._sessions:
             session.close()
@@ -369,7 +358,7 @@ class PipelineSession(EngineSession):
         self.give_back()
 
     def abandon(self) -> None:
-        self.state = SessionState.BROKEN
+        self.state.move("abandon")
         self.stop_saving_on_signal(together=False)
         self.note_counts(self.model)
         for session in self._sessions:

@@ -134,7 +134,7 @@ class DataParallel(ReplicaEngine):
             output = call(model, inputs)
             value = loss(output, target)
             value.backward()
-            accumulated = session.phase.is_accumulating
+            accumulated = session.state.accumulating
             if not accumulated:
                 optimizers.step()
             return StepResult(value.detach(), _without_graph(output))

@@ -7,7 +7,6 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.checkpoint.files import StateFile
-from hocket.errors import HocketError, SessionError
+from hocket.errors import HocketError
 from hocket.session.api import Loss, StepResult
 from hocket.session.data.epochs import Epochs
 from hocket.session.data.streams import StreamedSamples
@@ -25,38 +24,14 @@ from hocket.session.ranks import local_rank
 from hocket.session.save.again import counted_before, note_counted
 from hocket.session.step.looking_on import only_evaluates
 from hocket.session.step.optimizers import Optimizers
+from hocket.session.step.state import StepState
 from hocket.strategy.advice import unreached
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["EndsOnRequest", "EngineSession", "SessionState"]
+__all__ = ["EndsOnRequest", "EngineSession"]
 
 _log = logging.getLogger(__name__)
-
-
-class SessionState(Enum):
-    """The state of a session within its step; it decides which calls are allowed next.
-
-    A step goes from IDLE over BACKWARD and EXCHANGED, and over STEPPED with several optimizers, to IDLE again.
-    """
-
-    IDLE = "between two steps"
-    ACCUMULATED = "after backwards whose gradients were only added up"
-    BACKWARD = "sending gradients"
-    EXCHANGED = "before the optimizers that use what was exchanged"
-    STEPPED = "after the first of several optimizers"
-    CONSENSUS = "within consensus()"
-    BROKEN = "broken"
-    CLOSED = "closed"
-
-
-_CURES = {
-    SessionState.BROKEN: "an error ended this session, and the other ranks may have gone on: attach again",
-    SessionState.CLOSED: "this session is closed: attach again, or do so before it is closed",
-    SessionState.CONSENSUS: "the model holds the replicas' mean within `with session.consensus()`, and gets this "
-    "rank's own replica back at its end, so that a step there would be lost, as would a load, and a save would write "
-    "the mean: do it after",
-}
 
 
 class EndsOnRequest(Protocol):
@@ -106,7 +81,7 @@ class EngineSession(ABC):
     ) -> None:
         self.model = model
         self.optimizers = Optimizers(optimizers)
-        self.state = SessionState.IDLE
+        self.state = StepState(lambda: f"rank {self.rank} after step {self.step}")
         self.strategy = strategy
         self.peer = peer
         self.rank, self.size = peer.rank, peer.size
@@ -143,8 +118,7 @@ class EngineSession(ABC):
         Raises:
             SessionError: the call is not allowed now; says why, and what to do.
         """
-        if self.state in _CURES and (training or self.state is not SessionState.CONSENSUS):
-            raise SessionError(f"{what} on rank {self.rank} after step {self.step}: {_CURES[self.state]}")
+        self.state.move("train" if training else "look", what)
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 
@@ -152,9 +126,9 @@ class EngineSession(ABC):
     def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
         """Carry out `session.train_batch`."""
 
-    @abstractmethod
     def accumulate(self) -> AbstractContextManager[None]:
         """Carry out `session.accumulate`."""
+        return self.state.accumulate()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Carry out `session.clip_grad_norm_`.

@@ -13,6 +13,7 @@ from hocket.segment.storage import ParameterStorage
 from hocket.session.ranks import broadcast_model, broadcast_optimizers, find_ranks
 from hocket.session.save.beside import Beside
 from hocket.session.step.optimizers import Optimizers
+from hocket.session.step.state import StepState
 from hocket.session.step.weights import BatchWeights, Contribution
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
@@ -27,11 +28,12 @@ class Replica:
         model, optimizers: the attached ones.
         peer: all ranks.
         lane: among them.
+        state: the session's, within its step.
         initial: the rank whose values replicas begin with, as for `hocket.attach`.
         may_skip: whether steps with NaN or Inf are left out.
         lanes_on_device: whether lanes exchange from the model's device.
         statistics: names of buffers that are averaged like BatchNorm's.
-        begin_gradients, end_gradients: called before and after an exchange of gradients (see `GradientSync`).
+        begin_gradients: called before an exchange of gradients (see `GradientSync`).
 
     Attributes:
         begins_equal: whether all replicas hold the same bits when they begin.
@@ -48,8 +50,8 @@ class Replica:
         optimizers: Optimizers,
         peer: Peer,
         lane: Lane,
+        state: StepState,
         begin_gradients: Callable[[], Contribution],
-        end_gradients: Callable[[], None],
         *,
         initial: str,
         may_skip: bool,
@@ -57,8 +59,7 @@ class Replica:
         statistics: Sequence[str] = (),
     ) -> None:
         self.model, self.optimizers = model, optimizers
-        self.lane = lane
-        self.begin_gradients, self.end_gradients = begin_gradients, end_gradients
+        self.lane, self.state, self.begin_gradients = lane, state, begin_gradients
         self.may_skip = may_skip
         self.replaced = False
         self.begins_equal = peer.size == 1 or initial == "rank0"
@@ -70,7 +71,7 @@ class Replica:
         self.storage = ParameterStorage(model, self.ranks.host)
         #: Those but the CPU that parameters lie on.
         self._devices = {p.device for p in self.storage.parameters.values()} - {torch.device("cpu")}
-        self.weights = BatchWeights(self.storage.parameters.values())
+        self.weights = BatchWeights(self.storage.parameters.values(), state)
         self.beside = Beside(model, self.storage.parameters, statistics, self.ranks.peer, self.weights)
         if self.begins_equal:
             self.beside.note_equal()

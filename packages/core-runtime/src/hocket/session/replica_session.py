@@ -15,7 +15,7 @@ from hocket.checkpoint.files import StateFile
 from hocket.errors import CheckpointError, SessionError
 from hocket.session.api import Attachment, Loss, StepResult, TrainStep
 from hocket.session.data.windows import Windows
-from hocket.session.engine_session import EngineSession, SessionState
+from hocket.session.engine_session import EngineSession
 from hocket.session.exchange.active import Counters
 from hocket.session.exchange.equal_replicas import EqualReplicas
 from hocket.session.exchange.phases import ActivePhase, Phases
@@ -30,6 +30,7 @@ from hocket.session.step.looking_on import Onlookers
 from hocket.session.step.nonfinite import NonFiniteSteps
 from hocket.session.step.optimizers import Closure, parameters_of, refuse_within_backward
 from hocket.session.step.own_copies import OwnCopies
+from hocket.session.step.state import SessionState
 from hocket.session.step.unused import UnusedGradients
 from hocket.session.step.weights import Contribution
 from hocket.session.torch_internals import current_backward
@@ -59,6 +60,14 @@ class ReplicaSession(EngineSession):
         peer = given.peer if observer is None else observer.join(given.peer)
         super().__init__(given.model, given.optimizers, given.strategy, peer)
         self._observer = observer
+        #: The thread that has attached it.
+        self.thread = 0
+        #: The weight of a batch with which nothing was trained yet, as the model seems to be evaluated.
+        self._unopened: float | None = None
+        self._trains_in_eval_mode = self._looked_at_state = False
+        self._warned_of_left_out_batch = self._warned_of_skipped_batch = self._warned_of_mode = False
+        #: The last backward of which this session has exchanged gradients, and that with which it has stepped last.
+        self._last_backward = self.used_backward = -1
         try:
             self._attach(given)
         except BaseException:
@@ -72,8 +81,8 @@ class ReplicaSession(EngineSession):
             self.optimizers,
             self.peer,
             self.control,
+            self.state,
             self._begin_exchange,
-            self._end_exchange,
             initial=given.initial,
             may_skip=given.on_nonfinite == "skip",
             lanes_on_device=given.lanes != "host",
@@ -86,30 +95,14 @@ class ReplicaSession(EngineSession):
         self._nonfinite = NonFiniteSteps(replica, self.rank)
         exchanges = given.strategy.exchanges or given.strategy.phases
         self._windows = self.windows = Windows(self.peer if self.size > 1 and exchanges else None)
-        #: The thread that has attached it.
-        self.thread = 0
-        #: The weight of a batch with which nothing was trained yet, as the model seems to be evaluated.
-        self._unopened: float | None = None
-        self._trains_in_eval_mode = False
-        #: Whether gradients had been added up before the current batch.
-        self._was_accumulated = False
-        self._warned_of_left_out_batch = False
         #: The step that the current batch belongs to; a later one is under way once that has ended.
         self._step_of_batch = self.step
-        self._warned_of_skipped_batch = False
         self._unused = UnusedGradients(self.rank)
-        #: The last backward of which this session has exchanged gradients, and that with which it has stepped last.
-        self._last_backward = self.used_backward = -1
-        self._warned_of_mode = self._looked_at_state = False
         self._phases = Phases(self.strategy, replica, self.counters, self._observer, self.step)
         self.stale = self._phases.stale
         self._own_copies = OwnCopies(self.optimizers, self.rank)
-        self._equality = EqualReplicas(
-            replica,
-            self._phases,
-            self.strategy.name or "the strategy",
-            averages=given.on_difference == "average",
-        )
+        name, averages = self.strategy.name or "the strategy", given.on_difference == "average"
+        self._equality = EqualReplicas(replica, self._phases, name, averages=averages)
         # Last, so that what fails above leaves no hook.
         try:
             self.optimizers.hook(self)
@@ -165,16 +158,12 @@ class ReplicaSession(EngineSession):
     def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
         return self.train_step(batch, loss)
 
-    @contextmanager
-    def accumulate(self) -> Iterator[None]:
-        self.require("session.accumulate", training=True)
-        self._open_batch()
-        self.state = SessionState.ACCUMULATED
-        with self.phase.accumulating():
-            yield
+    def accumulate(self) -> AbstractContextManager[None]:
+        self._open_batch("session.accumulate")
+        return super().accumulate()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        if self.state is SessionState.ACCUMULATED:
+        if self.state.accumulated:
             self.exchange_gradients()
         return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type)
 
@@ -200,7 +189,7 @@ class ReplicaSession(EngineSession):
         self.require("a batch of session.data", training=True)
         self._unopened = weight
         if not self.evaluates:
-            self._open_batch()
+            self._open_batch("a batch of session.data")
 
     @property
     def evaluates(self) -> bool:
@@ -210,8 +199,9 @@ class ReplicaSession(EngineSession):
     def looked_on(self) -> bool:
         return self._unopened is not None
 
-    def _open_batch(self) -> None:
-        """Begin the batch that was handed out; later if a model seems to be evaluated with it."""
+    def _open_batch(self, call: str) -> None:
+        """Begin the batch that was handed out, for a call that trains; evaluations begin none."""
+        self.require(call, training=True)
         weight, self._unopened = self._unopened, None
         if weight is None:
             return
@@ -219,20 +209,19 @@ class ReplicaSession(EngineSession):
         self._trains_in_eval_mode = self._trains_in_eval_mode or not self.model.training
         self._end_partial_step()
         self._note_forward()
-        self._was_accumulated = self.state is SessionState.ACCUMULATED
-        self._weights.begin_batch(weight, accumulated=self._was_accumulated)
+        self._weights.begin_batch(weight)
         self._windows.begin_batch()
         for other in _onlookers.of(self):
             other.follow_batch(weight)
         self._step_of_batch = self.step
-        self.state = SessionState.IDLE
+        self.state.move("begin")
         self._equality.between_steps(self.step)
 
     def follow_batch(self, weight: float) -> None:
-        self._weights.begin_batch(weight, accumulated=self.state is SessionState.ACCUMULATED)
+        self._weights.begin_batch(weight)
 
     def follow_end(self) -> None:
-        self._weights.end_pass(accumulated=self.state is SessionState.ACCUMULATED)
+        self._weights.end_pass()
 
     def delay(self, seconds: float) -> None:
         self._note_phase("delay")
@@ -248,28 +237,23 @@ class ReplicaSession(EngineSession):
 
     def _begin_exchange(self) -> Contribution:
         """Check before an exchange that the session still holds the parameters that optimizers step."""
-        self._open_batch()
+        self._open_batch("backward()")
         self._note_phase("backward")
-        self.require("backward()", training=True)
-        if self.state is SessionState.EXCHANGED and self.phase.dropped_gradients:
+        if self.state.now is SessionState.EXCHANGED and self.phase.dropped_gradients:
             self._note_dropped()
         self._last_backward = current_backward()
         self._replica.check(take_values=False)  # the step may set them back (SAM)
         self._windows.announce(steps=True)
         self._equality.begin_round(self.step)
-        self.state = SessionState.BACKWARD
+        self.state.move("begin")
         return self._weights.contribution()
 
-    def _end_exchange(self) -> None:
-        self.state = SessionState.EXCHANGED
-
     def before_step(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
-        self.require("optimizer.step()", training=True)
         refuse_within_backward(optimizer, f"rank {self.rank}, step {self.step}: ")
-        self._open_batch()
+        self._open_batch("optimizer.step()")
         if optimizer not in self.optimizers.waiting:
-            # A second step: the first ended without the other optimizers.
-            self._end_step_before()
+            # A second step: the first ended without the other optimizers, and keeps what was exchanged since then.
+            self._end_step()
         if not self.optimizers.partly_stepped:
             self._nonfinite.skipping = False  # that of a step that failed, and never ended
         if closure is not None:
@@ -278,7 +262,7 @@ class ReplicaSession(EngineSession):
         self._windows.announce(steps=True)
         self.phase.look_before_step()
         gradients = self.phase.gradients
-        sent = self.state in (SessionState.EXCHANGED, SessionState.STEPPED)
+        sent = self.state.now in (SessionState.EXCHANGED, SessionState.STEPPED)
         if closure is None and gradients is not None and not sent:
             # Put there by hand, or accumulated: no backward has sent them.
             gradients.exchange()
@@ -296,9 +280,9 @@ class ReplicaSession(EngineSession):
 
     def _exchanged(self, closure: Closure) -> Any:
         """Call a closure, and exchange `p.grad` if no backward within it has sent that."""
-        self.state = SessionState.IDLE
+        self.state.move("begin")
         loss = closure()
-        if self.phase.gradients is not None and self.state is not SessionState.EXCHANGED:
+        if self.phase.gradients is not None and self.state.now is not SessionState.EXCHANGED:
             self.phase.gradients.exchange()
         return loss
 
@@ -325,26 +309,16 @@ class ReplicaSession(EngineSession):
         self._end_optimizer(optimizer, used=False)
 
     def _end_optimizer(self, optimizer: Optimizer, *, used: bool) -> None:
+        self.state.move("step", "optimizer.step()")
         if self.phase.gradients is not None:
             self.phase.gradients.end_step(optimizer, used=used)
         self.used_backward = self._last_backward
         self.optimizers.waiting.discard(optimizer)
-        if self.state is SessionState.EXCHANGED:
-            self.state = SessionState.STEPPED
-        elif self.state is SessionState.ACCUMULATED:
-            self.state = SessionState.IDLE
         if not self.optimizers.waiting:
             self._end_step()
         else:
             # A forward may run before the other optimizers' steps.
             self.phase.parameters.debias()
-
-    def _end_step_before(self) -> None:
-        """End the step before the one that begins, which keeps the exchange made since then."""
-        exchanged = self.state is SessionState.EXCHANGED
-        self._end_step()
-        if exchanged:
-            self.state = SessionState.EXCHANGED
 
     def _end_step(self) -> None:
         self._windows.announce(steps=True)
@@ -353,8 +327,7 @@ class ReplicaSession(EngineSession):
         self._weights.end_step()
         self._nonfinite.skipping = False
         self._unused.end_step(in_batch=self.epochs.under_way)
-        if self.state is not SessionState.ACCUMULATED:
-            self.state = SessionState.IDLE
+        self.state.move("end")
         self.phase.look_after_step()
         if self.phase.parameters.exchanges:
             self._own_copies.after_step()
@@ -391,10 +364,11 @@ class ReplicaSession(EngineSession):
         self._end_partial_step()
         if self.step != self._step_of_batch:
             return
-        if self.state is SessionState.ACCUMULATED:
+        if self.state.accumulated:
             self._windows.announce(adds=True)
-        elif self.state is SessionState.EXCHANGED:
+        elif self.state.now is SessionState.EXCHANGED:
             self._unused.leave(self.step)
+            self.state.move("begin")
             self._end_step()
         else:
             self._end_left_out()
@@ -406,8 +380,8 @@ class ReplicaSession(EngineSession):
             self.phase.parameters.merge_forward()
         ends_step = self._windows.leave_out()
         self._weights.leave_out()
-        if ends_step is False or (ends_step is None and self._was_accumulated):
-            self.state = SessionState.ACCUMULATED
+        if ends_step is False or (ends_step is None and self._weights.several):
+            self.state.move("accumulate")
             if not self._warned_of_left_out_batch:
                 self._warned_of_left_out_batch = True
                 _log.warning(
@@ -431,7 +405,7 @@ class ReplicaSession(EngineSession):
 
     def _step_without_batch(self) -> None:
         """Step with the gradients of other batches: this rank's accumulated ones, and the other ranks'."""
-        gradients, accumulated = self.phase.gradients, self._was_accumulated and self._weights.any_counts
+        gradients, accumulated = self.phase.gradients, self._weights.any_counts
         if accumulated and scaler_in_use():
             unscale([p.grad for p in self.storage.parameters.values() if p.grad is not None])
         if gradients is not None:
@@ -443,6 +417,7 @@ class ReplicaSession(EngineSession):
         if gradients is None and not accumulated:
             self._end_step()
         elif gradients is not None and gradients.nonfinite_anywhere and scaler_in_use():
+            self.state.move("begin")
             self._end_step()  # the others' scalers leave it out
         else:
             self.optimizers.step()
@@ -516,15 +491,13 @@ class ReplicaSession(EngineSession):
 
     @contextmanager
     def _within(self, consensus: Consensus, under_way: UnderWay, looking: ExitStack) -> Iterator[None]:
-        outer, self.state = self.state, SessionState.CONSENSUS
-        with looking:
+        with looking, self.state.average():
             try:
                 with consensus:
                     yield
             finally:
-                if self.state is SessionState.CONSENSUS:
+                if not self.state.ended:
                     under_way.put_back()
-                    self.state = outer
 
     def replica(self) -> AbstractContextManager[None]:
         self.require("session.replica")
@@ -540,9 +513,8 @@ class ReplicaSession(EngineSession):
             try:
                 yield
             finally:
-                if (
-                    self.step == step and self.state is not SessionState.CLOSED
-                ):  # nobody has trained on from there
+                # Nobody has trained on from there.
+                if self.step == step and self.state.now is not SessionState.CLOSED:
                     under_way.put_back()
 
     def consensus_distance(self) -> float:
@@ -566,7 +538,7 @@ class ReplicaSession(EngineSession):
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
     def end_step_to_save(self) -> None:
-        if self.state is SessionState.ACCUMULATED:
+        if self.state.accumulated:
             raise CheckpointError(
                 f"rank {self.rank}: save after optimizer.step(), not within an accumulation: the gradients that were "
                 "accumulated so far are no part of a checkpoint"
@@ -602,7 +574,7 @@ class ReplicaSession(EngineSession):
     # ---- closing -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        if self.state in (SessionState.CLOSED, SessionState.BROKEN):
+        if self.state.ended:
             return
         if self._replica.replaced:
             self.abandon()  # the others may be in the step that this rank did not make
@@ -615,7 +587,7 @@ class ReplicaSession(EngineSession):
             self._compare_steps("the session's end")
             self.compare_replicas("the session's end")
             self._windows.close()
-            self.state = SessionState.CLOSED
+            self.state.move("close")
             self._phases.close()
         if self.streamed is not None:
             self.streamed.close()
@@ -626,7 +598,7 @@ class ReplicaSession(EngineSession):
         self.give_back()
 
     def abandon(self) -> None:
-        self.state = SessionState.BROKEN
+        self.state.move("abandon")
         self.phase.abandon()
         self._unhook()
         self.stop_saving_on_signal(together=False)

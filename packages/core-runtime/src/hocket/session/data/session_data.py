@@ -26,7 +26,7 @@ from hocket.session.data.loader import (
     length_of,
     warn_of_shares,
 )
-from hocket.session.engine_session import EngineSession, SessionState
+from hocket.session.engine_session import EngineSession
 from hocket.session.step.looking_on import only_evaluates
 from hocket.transport.peer import gather
 from hocket.transport.request import Request
@@ -192,7 +192,7 @@ class SessionData:
                 yield
             except GeneratorExit:
                 # The others ask once more, and hear that this rank has left its loop; it waits for nobody here.
-                if session.state not in (SessionState.BROKEN, SessionState.CLOSED):
+                if not session.state.ended:
                     session.control.iallreduce(np.array([0, 1]), np.empty(2, dtype=np.int64))
                 raise
 

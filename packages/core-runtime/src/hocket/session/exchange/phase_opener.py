@@ -26,6 +26,7 @@ from hocket.session.save.beside import Beside
 from hocket.session.step.gradients import GradientSync
 from hocket.session.step.optimizer_terms import AppliedTerms
 from hocket.session.step.optimizers import Optimizers
+from hocket.session.step.state import StepState
 from hocket.session.step.weights import Agreement, Contribution
 from hocket.strategy.exchange import GRADIENTS, Buffers, Exchange, ProgressMode
 from hocket.strategy.scope import Leaders
@@ -89,7 +90,7 @@ class PhaseOpener:
         self,
         optimizers: Optimizers,
         begin: Callable[[], Contribution],
-        end: Callable[[], None],
+        state: StepState,
         *,
         may_skip: bool,
     ) -> GradientSync | None:
@@ -97,7 +98,7 @@ class PhaseOpener:
 
         Args:
             optimizers: the optimizers that compressors may take terms over from.
-            begin, end: called before and after an exchange of gradients (see `GradientSync`).
+            begin, state: as of `GradientSync`.
             may_skip: whether steps with NaN or Inf are left out.
         """
         scopes = self._scopes(self._strategy.gradients)
@@ -134,7 +135,7 @@ class PhaseOpener:
             stages,
             self._strategy.gradients,
             begin,
-            end,
+            state,
             terms,
             agreement,
             may_skip=may_skip,

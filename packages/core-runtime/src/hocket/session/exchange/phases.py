@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 from torch import Tensor
 
@@ -270,15 +270,13 @@ class ActivePhase:
         gradients: the exchange of gradients; None where this rank exchanges none.
         parameters: the exchanges of parameters.
         opened: the exchanges of both slots in which this rank takes part.
-        is_accumulating: whether backwards only add to `p.grad`.
     """
 
     def __init__(self, strategy: Strategy, opening: PhaseOpener, replica: Replica) -> None:
         self.strategy = strategy
-        self.is_accumulating = False
         self._replica = replica
         self.gradients = opening.gradients(
-            replica.optimizers, replica.begin_gradients, replica.end_gradients, may_skip=replica.may_skip
+            replica.optimizers, replica.begin_gradients, replica.state, may_skip=replica.may_skip
         )
         replica.weights.gradients_stay_local = self.gradients is None
         self.parameters = opening.parameters(replica.storage.take_values, replica.beside)
@@ -330,21 +328,6 @@ class ActivePhase:
         if self._closure_lane is None:
             self._closure_lane = first.peer.lane("closure")
         return self._closure_lane
-
-    @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        """Surround backwards that only add to `p.grad`."""
-        before = self.is_accumulating
-        self._set_accumulating(True)
-        try:
-            yield
-        finally:
-            self._set_accumulating(before)
-
-    def _set_accumulating(self, accumulating: bool) -> None:
-        self.is_accumulating = accumulating
-        if self.gradients is not None:
-            self.gradients.accumulating = accumulating
 
     def look_before_step(self) -> None:
         """Take over values that parameters were set to, where neither a backward nor the step's end does."""

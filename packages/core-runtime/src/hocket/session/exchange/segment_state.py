@@ -14,6 +14,7 @@ from hocket.plan.layout import FIRST_PRESENCE, WEIGHT
 from hocket.segment.partition import ParameterSpan
 from hocket.segment.segment import Segment, view_of
 from hocket.session.exchange.active import ActiveExchange
+from hocket.session.step.dropped import DroppedSums
 from hocket.strategy.exchange import Exchange
 
 __all__ = ["WEIGHT_TOLERANCE", "GradientSlot", "SegmentState", "Stage"]
@@ -40,18 +41,15 @@ class GradientSlot:
         "base",
         "brought",
         "came",
-        "carry",
-        "copy",
         "finite",
         "name",
         "outgoing",
-        "owed",
         "parameter",
         "position",
         "result",
-        "sent",
         "state",
         "stream",
+        "sums",
         "total",
         "version",
     )
@@ -75,12 +73,8 @@ class GradientSlot:
         self.came = False
         # Whether some of it is not zero, as a tensor that nobody has waited for; None where nobody has looked.
         self.brought: Tensor | None = None
-        # Of sums of what came in time: what came and was dropped, which is carried to the next result; what is owed,
-        # taken out of the next contribution; a copy of what came; and what the step's earlier rounds have contributed.
-        self.carry: Tensor | None = None
-        self.owed: Tensor | None = None
-        self.copy: Tensor | None = None
-        self.sent: Tensor | None = None
+        # Of results that are sums of what came in time.
+        self.sums = None if state.divides else DroppedSums()
         # Whether what is sent holds neither NaN nor Inf; None before anybody has looked.
         self.finite: bool | None = None
         # `outgoing` as NumPy knows it, where a large gradient is best copied around the caches.
@@ -93,11 +87,8 @@ class GradientSlot:
     def take(self, given: Tensor | None, factor: float) -> None:
         """Copy a gradient, times `factor`, into the outgoing segment; zeros for none."""
         self._copy(given, factor)
-        if self.owed is not None:
-            self.outgoing.sub_(self.owed)
-            # Of a further drop only the gradient itself is owed.
-            self.sent = self.owed if self.sent is None else self.sent.add_(self.owed)
-            self.owed = None
+        if self.sums is not None:
+            self.sums.take_owed(self.outgoing)
 
     def _copy(self, given: Tensor | None, factor: float) -> None:
         self.arrived = True
@@ -134,29 +125,14 @@ class GradientSlot:
         if self.parameter.grad is not None:
             self.version = self.parameter.grad._version
 
-    def note_sent(self) -> None:
-        """Keep what this rank has contributed, before the step's next round."""
-        self.sent = self.outgoing.clone() if self.sent is None else self.sent.add_(self.outgoing)
-
-    def take_out(self) -> bool:
-        """Have what was contributed to the step's rounds taken out of the next contribution; return whether it will be.
-
-        What came of them, with other ranks' late parts, is carried on to the next result. Neither is done with NaN.
-        """
-        if self.base is None:
-            self.note_sent()
-        came = self.base if self.base is not None else self.copy
+    def came_so_far(self) -> Tensor | None:
+        """Return what the step's rounds have brought; None where a program has changed it."""
+        if self.base is not None:
+            return self.base
+        if self.sums is not None and self.sums.copy is not None:
+            return self.sums.copy
         bound = self.total if self.total is not None else self.result
-        if came is None and bound._version == self.version:
-            came = bound
-        sent, self.sent = self.sent, None
-        if came is None or sent is None:
-            return False
-        if bool(came.isfinite().all()) and bool(sent.isfinite().all()):
-            came = came.detach() / self.state.factor
-            self.carry = came if self.carry is None else self.carry.add_(came)
-            self.owed = sent if self.owed is None else self.owed.add_(sent)
-        return True
+        return bound if bound._version == self.version else None
 
     def part_with_result(self) -> Tensor:
         """Give the last result memory of its own, which the next one leaves alone; return it."""
@@ -177,9 +153,8 @@ class GradientSlot:
         if self.base is not None:
             result, self.base = self.base if result is None else self.base.add_(result), None
             self.total = result
-        if self.carry is not None and result is not None:
-            result, self.carry = self.carry.mul_(self.state.factor).add_(result), None
-            self.total = result
+        if self.sums is not None and result is not None and (carried := self.sums.take_carried()) is not None:
+            result = self.total = carried.mul_(self.state.factor).add_(result)
         self.came = result is not None
         self.parameter.grad = result
 
@@ -345,12 +320,11 @@ class SegmentState:
             present = trailer[FIRST_PRESENCE + gradient.position] != 0 or (
                 nothing_came and self.present[gradient.position] != 0
             )
-            # A contribution that was late for its round may arrive when no rank has a gradient any more.
-            late = not present and not self.divides and self._came_late(gradient)
-            if (
-                late and gradient.carry is not None
-            ):  # with what was dropped, of which it may be the counterpart
-                gradient.carry.add_(gradient.result, alpha=1 / self.factor)
+            # A contribution that was late for its round may arrive when no rank has a gradient any more. It stays with
+            # what was dropped, of which it may be the counterpart.
+            sums = gradient.sums
+            late = sums is not None and not present and self._came_late(gradient)
+            if late and sums is not None and sums.add_late(gradient.result, self.factor):
                 late = False
             gradient.bind(came=present or late)
 

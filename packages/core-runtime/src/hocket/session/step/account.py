@@ -60,15 +60,18 @@ class Account:
     Args:
         segments: each segment's way through the slot's exchanges.
         rank: this rank, for warnings.
+        early: whether segments are sent before ranks have agreed that all are finite, so that `undo` may be called.
+        may_skip: whether steps with NaN or Inf are left out from the start.
 
     Attributes:
         unstepped: the parameters whose gradients have been exchanged since an optimizer has stepped them.
         rounds: number of rounds since an optimizer has stepped.
     """
 
-    def __init__(self, segments: Sequence[SegmentState], rank: int) -> None:
+    def __init__(self, segments: Sequence[SegmentState], rank: int, *, early: bool, may_skip: bool) -> None:
         self._rank = rank
         self._slots = frozenset(slot for state in segments for slot in state.gradients)
+        self._sums = {slot: slot.sums for slot in self._slots if slot.sums is not None}
         self._slots_of: dict[Optimizer, frozenset[GradientSlot]] = {}
         self.unstepped: set[GradientSlot] = set()
         self.rounds = 0
@@ -85,6 +88,8 @@ class Account:
         self._looked_before = (0, 0)
         # What parameters without a gradient remember, while others' is sent.
         self._held = Held()
+        self._undone = {packing for state in segments for packing, _ in _packed(state)} if early else set()
+        self._can_undo = may_skip
 
     # ---- of a step ---------------------------------------------------------------------------------------------
 
@@ -101,8 +106,8 @@ class Account:
         if gradient is None or is_new or slot in self._zeroed_before_this():
             self._drop(slot)  # zeros stay there, by which momentum and weight decay go on
         elif slot.base is None:  # else a backward has only added to `p.grad`
-            if not slot.state.divides:
-                slot.note_sent()
+            if slot.sums is not None:
+                slot.sums.note_sent(slot.outgoing)
             slot.base = slot.part_with_result() if gradient is slot.result else gradient
             slot.parameter.grad = None
 
@@ -115,8 +120,16 @@ class Account:
             self._zeroed = _zeroed_of([slot for slot in self.unstepped if slot.parameter.grad is not None])
         return self._zeroed
 
-    def begin_round(self) -> None:
-        """Prepare to undo the changes of the round that begins."""
+    def begin_round(self, *, spoiled: bool) -> None:
+        """Prepare to undo the changes of the round that begins; `spoiled` says whether the last one held NaN or Inf."""
+        if spoiled and self._undone and not self._can_undo:
+            self._can_undo = True
+            _log.warning(
+                "a step with NaN or Inf was left out, by a GradScaler or by the training loop, after residuals had "
+                "been sent in it: they are lost. From now on they are kept; on_nonfinite='skip' does it from the start"
+            )
+        for packing in self._undone:
+            packing.keep(self._can_undo)
         self._rounds_begun += 1
         if self._rounds_to_copy < 0:
             return
@@ -136,6 +149,11 @@ class Account:
                         place = state.place_of(slot)
                         kept.before[place] = kept.now[place]
 
+    def undo(self) -> None:
+        """Restore the states from before the round, in which some rank has NaN or Inf."""
+        for packing in self._undone:
+            packing.restore()
+
     def end_round(self) -> None:
         """Note that all parameters' gradients have been exchanged."""
         self._held.give_back()
@@ -145,9 +163,9 @@ class Account:
             slot.note_version()
             gradient = slot.parameter.grad
             slot.brought = gradient.any() if gradient is not None and self._looks >= 0 else None
-            if not slot.state.divides:
+            if slot.sums is not None:
                 copies = gradient is not None and self._rounds_to_copy > 0
-                slot.copy = gradient.clone() if copies and gradient is not None else None
+                slot.sums.copy = gradient.clone() if copies and gradient is not None else None
         self.rounds += 1
 
     def changed(self) -> GradientSlot | None:
@@ -164,10 +182,10 @@ class Account:
             stepped = set(parameters_of(optimizer))
             self._slots_of[optimizer] = frozenset(slot for slot in self._slots if slot.parameter in stepped)
         for slot in self.unstepped & self._slots_of[optimizer]:
-            if used and slot.parameter.grad is not None:
-                slot.sent = None
             if not used or slot.parameter.grad is None:
                 self._drop(slot)
+            elif slot.sums is not None:
+                slot.sums.sent = None
         self.unstepped -= self._slots_of[optimizer]
 
     @torch.no_grad()
@@ -189,19 +207,21 @@ class Account:
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return what is carried and owed for dropped sums, by parameter."""
-        carried = {slot.name: slot.carry for slot in self._slots if slot.carry is not None}
-        return {"carried": carried, "owed": {s.name: s.owed for s in self._slots if s.owed is not None}}
+        sums = self._sums.items()
+        carried = {slot.name: each.carry for slot, each in sums if each.carry is not None}
+        return {"carried": carried, "owed": {s.name: each.owed for s, each in sums if each.owed is not None}}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Continue from a result of `state_dict`."""
         self.unstepped.clear()
         for slot in self._slots:
-            slot.base = slot.sent = None
+            slot.base = None
+        for slot, sums in self._sums.items():
             carried, owed = state["carried"].get(slot.name), state["owed"].get(slot.name)
-            slot.carry = None if carried is None else carried.to(slot.result, copy=True)
-            slot.owed = None if owed is None else owed.to(slot.outgoing, copy=True)
+            sums.sent = None
+            sums.carry = None if carried is None else carried.to(slot.result, copy=True)
+            sums.owed = None if owed is None else owed.to(slot.outgoing, copy=True)
 
-    @torch.no_grad()
     def take_carried(self, scale: float) -> dict[str, Tensor]:
         """Take this rank's share in the mean of what ranks carry for dropped sums, less what they owe.
 
@@ -211,28 +231,23 @@ class Account:
         Returns:
             It by parameter, flat; for all parameters whose results are sums, so that ranks have the same.
         """
-        carried = {}
-        for slot in self._slots:
-            if not slot.state.divides:
-                share = torch.zeros_like(slot.outgoing)
-                if slot.carry is not None:
-                    share.add_(slot.carry, alpha=scale)
-                if slot.owed is not None:
-                    share.sub_(slot.owed)
-                slot.carry = slot.owed = None
-                carried[slot.name] = share.as_strided((share.numel(),), (1,))
-        return carried
+        return {slot.name: sums.take_share(slot.outgoing, scale) for slot, sums in self._sums.items()}
 
     @torch.no_grad()
     def _drop(self, slot: GradientSlot) -> None:
         """Undo the changes of states by this step's gradients of a parameter."""
         self.unstepped.discard(slot)
-        taken_out = slot.state.divides or not slot.came or slot.take_out()
-        slot.base = slot.sent = None
+        sums = slot.sums
+        if sums is not None and slot.came:
+            if slot.base is None:
+                sums.note_sent(slot.outgoing)
+            if not sums.drop(slot.came_so_far(), slot.state.factor):
+                self._warn()
+        slot.base = None
+        if sums is not None:
+            sums.sent = None
         if not slot.came:  # no rank had a gradient, so no state has changed
             return
-        if not taken_out:
-            self._warn()
         for kept in self._kept[slot.state]:
             if kept.made:
                 place = slot.state.place_of(slot)

@@ -13,7 +13,6 @@ optimizer expects it.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +24,6 @@ from torch.autograd.graph import Node
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hocket.collective.packing import Packing
 from hocket.errors import AttachError, HocketError, SessionError
 from hocket.plan.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
 from hocket.session.exchange.active import ActiveExchange
@@ -33,6 +31,7 @@ from hocket.session.exchange.segment_state import GradientSlot, SegmentState, St
 from hocket.session.step.account import Account
 from hocket.session.step.grad_scaler import loss_scale, scaler_in_use, watch_scalers
 from hocket.session.step.optimizer_terms import AppliedTerms
+from hocket.session.step.state import StepState
 from hocket.session.step.weights import NOTHING, Agreement, Contribution
 from hocket.session.torch_internals import (
     accumulation_of,
@@ -43,42 +42,6 @@ from hocket.session.torch_internals import (
 from hocket.strategy.exchange import Exchange, Overlap
 
 __all__ = ["GradientSync", "Stage"]
-
-_log = logging.getLogger("hocket")
-
-
-class Undo:
-    """A backup of compressors' states before each round, restored if the round held NaN or Inf.
-
-    It copies them in each round from `begin` on, where steps can be skipped.
-
-    Args:
-        opened: the exchanges of a slot.
-    """
-
-    def __init__(self, opened: Sequence[ActiveExchange]) -> None:
-        self._packings: list[Packing] = [o.channel.packing for o in opened if o.channel.packing is not None]
-        self._begun = False
-
-    def begin(self) -> None:
-        """Back up states from the next round on."""
-        self._begun = True
-
-    def begin_round(self, *, spoiled: bool) -> None:
-        """Prepare for a round; `spoiled` says whether the last one held NaN or Inf."""
-        if spoiled and not self._begun:
-            self.begin()
-            _log.warning(
-                "a step with NaN or Inf was left out, by a GradScaler or by the training loop, after residuals had "
-                "been sent in it: they are lost. From now on they are kept; on_nonfinite='skip' does it from the start"
-            )
-        for packing in self._packings:
-            packing.keep(self._begun)
-
-    def undo(self) -> None:
-        """Restore the states from before the last round."""
-        for packing in self._packings:
-            packing.restore()
 
 
 class GradientSync:
@@ -91,7 +54,7 @@ class GradientSync:
         segments: the state of each segment on its way through them.
         exchanges: the slot's on all ranks.
         begin: called before a backward's gradients are sent; returns this rank's contribution to the step's mean.
-        end: called when `p.grad` holds the result.
+        state: the session's, which says whether backwards only add to `p.grad`, and notes that results are there.
         terms: the optimizer's terms that the first exchange's compressor applies.
         agreement: of ranks on weights and finiteness before compressors update residuals; None without residuals.
         may_skip: whether steps with NaN or Inf are left out.
@@ -104,7 +67,7 @@ class GradientSync:
         segments: Sequence[Sequence[Stage]],
         exchanges: Sequence[Exchange],
         begin: Callable[[], Contribution],
-        end: Callable[[], None],
+        state: StepState,
         terms: AppliedTerms | None,
         agreement: Agreement | None,
         *,
@@ -112,7 +75,7 @@ class GradientSync:
     ) -> None:
         self._exchanges = opened
         self._open = opened[0]
-        self._begin, self._end = begin, end
+        self._begin, self._state = begin, state
         #: What this rank has put into the last exchange.
         self.contribution = NOTHING
         #: What the batches of all ranks counted, on average, whose gradients came with the last exchange.
@@ -120,14 +83,12 @@ class GradientSync:
         self.terms = terms
         self._agreement = agreement
         self._early = self._open.exchange.overlap is Overlap.BACKWARD
-        self._undo = Undo(opened) if agreement is not None and self._early else None
-        if self._undo is not None and may_skip:
-            self._undo.begin()
         self._segments = [SegmentState(stages, parameters, exchanges) for stages in segments]
         self.account: Account | None = None
         # Where what comes is no mean, but a sum of what came in time, it must not be contributed again either.
         if agreement is not None or not all(state.divides for state in self._segments):
-            self.account = Account(self._segments, self._open.peer.rank)
+            early = agreement is not None and self._early
+            self.account = Account(self._segments, self._open.peer.rank, early=early, may_skip=may_skip)
         if terms is not None and self.account is not None:
             terms.on_written = self.account.note_written
         if agreement is None and self._open.channel.packing is None:
@@ -141,8 +102,6 @@ class GradientSync:
         # What is sent and remembered must not depend on a scale that changes, and that ranks may not share.
         self._loss_scale = 1.0
         watch_scalers()
-        #: Whether backwards only add to `p.grad`.
-        self.accumulating = False
         # Whether what `p.grad` holds is exchanged outside of a backward.
         self._by_hand = False
         #: The parameters of this rank's last contribution that held NaN or Inf.
@@ -189,7 +148,7 @@ class GradientSync:
 
     def _arrived(self, gradient: GradientSlot) -> None:
         """Take over a gradient that backward has just finished."""
-        if self.accumulating:
+        if self._state.accumulating:
             return
         if current_backward() != self._backward:
             self._begin_backward()
@@ -259,12 +218,10 @@ class GradientSync:
         self._loss_scale = loss_scale
         if self._agreement is not None:
             contribution = self._agreement.weigh(contribution)
-        if self._undo is not None:
-            self._undo.begin_round(spoiled=self.nonfinite_anywhere)
         if self.terms is not None:
             self.terms.read()
         if self.account is not None:
-            self.account.begin_round()
+            self.account.begin_round(spoiled=self.nonfinite_anywhere)
         self.contribution = contribution
         self._factor = contribution.factor * self._open.scale
         self._nonfinite_before = self.nonfinite if self.nonfinite_anywhere else None
@@ -299,7 +256,7 @@ class GradientSync:
             self.nonfinite, self.nonfinite_anywhere = list(dict.fromkeys(before + self.nonfinite)), True
         if self.account is not None:
             self.account.end_round()
-        self._end()
+        self._state.move("exchange")
 
     def _exchange(self, waiting: Sequence[SegmentState]) -> None:
         """Send the waiting segments, and bind each segment's result when it arrives."""
@@ -356,8 +313,8 @@ class GradientSync:
         for state in self._segments:
             state.spoil()
         self.nonfinite_anywhere = True
-        if self._undo is not None:
-            self._undo.undo()
+        if self.account is not None:
+            self.account.undo()
 
     def _contribute_late(self, state: SegmentState) -> None:
         """Contribute parameters that this backward did not reach: from an earlier one, or as absent."""

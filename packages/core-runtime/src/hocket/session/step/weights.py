@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hocket.arrays import Array
+from hocket.session.step.state import StepState
 from hocket.session.torch_internals import at_end_of_backward, current_backward
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
@@ -112,10 +113,15 @@ class BatchWeights:
 
     With accumulation over K batches the user divides each loss by K. So if only k of them were real on this rank,
     its gradient has k/K of the size already: only its weight must say so too.
+
+    Args:
+        parameters: the trainable ones.
+        state: the session's, which knows whether gradients were only added up.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], state: StepState) -> None:
         self._parameters = list(parameters)
+        self._state = state
         self._weights = [1.0]
         #: By what `p.grad` has to be multiplied to be the sum of its batches' gradients times their weights.
         self._unit = 1.0
@@ -137,8 +143,9 @@ class BatchWeights:
         """Return the current batch's weight."""
         return self._weights[-1]
 
-    def begin_batch(self, weight: float, *, accumulated: bool) -> None:
-        """Begin the next batch; `p.grad` belongs to its step if the one before `accumulated`."""
+    def begin_batch(self, weight: float) -> None:
+        """Begin the next batch; accumulated gradients belong to its step."""
+        accumulated = self._state.accumulated
         self.close()
         self._outside = False
         if accumulated:
@@ -169,6 +176,11 @@ class BatchWeights:
             self._kept = {}
 
     @property
+    def several(self) -> bool:
+        """Tell whether earlier batches have begun the current one's step."""
+        return len(self._weights) > 1
+
+    @property
     def any_counts(self) -> bool:
         """Tell whether any batch of the step counts."""
         return any(self._weights)
@@ -188,10 +200,10 @@ class BatchWeights:
             self.total += not self._counted
             self._reset()
 
-    def end_pass(self, *, accumulated: bool) -> None:
+    def end_pass(self) -> None:
         """End the loop over batches: later backwards count as batches without a loop do."""
         self._outside = True
-        if not accumulated:
+        if not self._state.accumulated:
             self._reset()
 
     def _reset(self) -> None:
