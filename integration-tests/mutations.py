@@ -190,7 +190,7 @@ MUTATIONS = [
           "            return stepped_by(value)\n", "            return optimizer\n",
           f"{TESTS}/session/test_protocols.py"),
     _core("a later hook that finds no gradient", "session/step/gradients.py",
-          "if self._held and gradient in self._held:", "if False:",
+          "if self._hooks.held and gradient in self._hooks.held:", "if False:",
           f"{TESTS}/session/test_protocols.py"),
     _core("copies of weights that nobody tells of", "session/step/own_copies.py", "cosine > _SMALLEST_COSINE",
           "cosine > 2", f"{TESTS}/session/test_own_copies.py"),

@@ -242,7 +242,18 @@ class LoaderCursor(Cursor):
         with self.reading:
             self._batches = iter(self._loader)
         self.first = END
-        for number in range(0 if jumps else num_read - 1):
+        if not jumps:
+            self._read_again(num_read)
+        randomness.write(self._before_newest)
+        self._following = self._read()
+        self.first = self._following if self.first is END else self.first
+        self.num_read = num_read
+        if self.num_steps >= num_read > 0:
+            self._hand_out()
+
+    def _read_again(self, num_read: int) -> None:
+        """Read the batches that were read before the checkpoint was saved, but for the newest."""
+        for number in range(num_read - 1):
             with self.reading:
                 batch = next(self._batches, END)
             self.reading.take_weight()
@@ -252,12 +263,6 @@ class LoaderCursor(Cursor):
                     f"the loader had given {num_read} batches when the checkpoint was saved, and has only {number} "
                     "now: continue with the same data and batch size"
                 )
-        randomness.write(self._before_newest)
-        self._following = self._read()
-        self.first = self._following if self.first is END else self.first
-        self.num_read = num_read
-        if self.num_steps >= num_read > 0:
-            self._hand_out()
 
 
 def _has_state(loader: object) -> TypeGuard[Stateful]:

@@ -64,14 +64,7 @@ class OuterSegment:
         self._counted = torch.zeros(2, dtype=torch.float64)
         self._places = [slice(span.start, span.start + span.numel) for span in segment.spans]
         # Where each parameter's θ lies.
-        self._targets = [
-            next(
-                target[own.start - place.start : own.stop - place.start]
-                for place, target in pieces
-                if place.start <= own.start and own.stop <= place.stop
-            )
-            for own in self._places
-        ]
+        self._targets = [_target_in(pieces, own) for own in self._places]
         # Whether θ is φ, to the bit, until it moves; if not, what tells of each that it has: sums of its bits as they
         # were left, and whether it had moved before the last merge, since it was sent.
         whole = exchange.merge.takes_all and not exchange.delay
@@ -275,3 +268,12 @@ class OuterSegment:
         if not self._is_outer:  # parameters are as they were saved
             self._had_moved.copy_(self._moved_share > 0)
             self._note_sums()
+
+
+def _target_in(pieces: Pieces, own: slice) -> Tensor:
+    """Return one parameter's part of the pieces' memory."""
+    return next(
+        target[own.start - place.start : own.stop - place.start]
+        for place, target in pieces
+        if place.start <= own.start and own.stop <= place.stop
+    )

@@ -86,15 +86,13 @@ class ParameterMix:
     ) -> None:
         self.opened = opened
         exchange = opened.exchange
-        self._buffers = buffers
+        self._buffers, self._num_segments, self._take_values = buffers, num_segments, take_values
         self.overlap, self._delay, self._merges = exchange.overlap, exchange.delay, exchange.merge
-        self._num_segments = num_segments
         self._places = {s.index: (s, pieces) for s, pieces in zip(opened.segments, places, strict=True)}
         # The segments that are sent from where the parameters are, and whose combination lands there.
         ends = [(i, s, pieces[0][1].data_ptr()) for i, (s, pieces) in self._places.items()]
         self._sent = {i for i, s, address in ends if s.outgoing.data_ptr() == address}
         self._landing = {i for i, s, address in ends if s.incoming.data_ptr() == address}
-        self._take_values = take_values
         #: Whether overlap forward sends and merges when a step ends, as nobody tells when a forward begins.
         self.at_steps_end = False
         # The number of the step that the exchange follows.
@@ -102,31 +100,35 @@ class ParameterMix:
         # The segments that are to be sent after it, or wait for the next forward.
         self._due: list[int] = []
         #: The push-sum weight of each segment, by its index; empty where none travels.
-        self.weights: dict[int, float] = {}
-        if exchange.carries_weight:
-            self.weights = dict.fromkeys(self._places, 1.0)
+        self.weights: dict[int, float] = dict.fromkeys(self._places if exchange.carries_weight else (), 1.0)
         #: What x is, by the segment's index, where parameters are too short for it.
-        self.unrounded = {
-            i: Unrounded(pieces[0][1], segment.outgoing.dtype)
-            for i, (segment, pieces) in self._places.items()
-            if i in self.weights and segment.outgoing.dtype != pieces[0][1].dtype
-        }
+        self.unrounded = self._open_unrounded()
         #: The outer parameters of each segment, by its index; empty where there are none.
         self.outer: dict[int, OuterSegment] = {}
         if exchange.outer is not None:
             self.outer = {i: OuterSegment(exchange, *place, any_frozen) for i, place in self._places.items()}
-        # What ranks agree over on weights, and on which parameters have moved, before a compressor remembers them.
-        self._weights_lane: Lane | None = None
-        traits, packing = exchange.collective.traits, opened.channel.packing
-        remembers = packing is not None and packing.traits.keeps_residual
-        if self.outer and remembers and traits.divides_by_weight and traits.equal_result:
-            self._weights_lane = opened.peer.lane(f"{exchange.name} weights")
+        self._weights_lane = self._open_weights_lane()
         # The segments whose parameters hold x, and not x / w.
         self._biased: set[int] = set()
         # The segments whose `outgoing` holds the next message already, and whether that is finite.
         self._copied: dict[int, bool] = {}
         # The segments that were sent before a check for NaN and Inf.
         self._unseen: set[int] = set()
+
+    def _open_unrounded(self) -> dict[int, Unrounded]:
+        return {
+            i: Unrounded(pieces[0][1], segment.outgoing.dtype)
+            for i, (segment, pieces) in self._places.items()
+            if i in self.weights and segment.outgoing.dtype != pieces[0][1].dtype
+        }
+
+    def _open_weights_lane(self) -> Lane | None:
+        """Open the lane on which ranks agree, before a compressor remembers them, on weights and moved parameters."""
+        traits, packing = self.opened.exchange.collective.traits, self.opened.channel.packing
+        remembers = packing is not None and packing.traits.keeps_residual
+        if self.outer and remembers and traits.divides_by_weight and traits.equal_result:
+            return self.opened.peer.lane(f"{self.opened.exchange.name} weights")
+        return None
 
     @property
     def due(self) -> bool:

@@ -105,23 +105,7 @@ class PhaseOpener:
         if not any(scope.peer is not None for scope in scopes):
             return None
         cut = partition(self._storage.spans, scopes[0].exchange.segments, backward=True)
-        buffers = [self._gradient_buffers(scopes, spans) for spans in cut]
-        exchanges: list[ActiveExchange] = []
-        stages: list[list[Stage]] = [[] for _ in cut]
-        for number, scope in enumerate(scopes):
-            if scope.peer is None:
-                continue
-            carried = self._carried(scope, len(cut))
-            segments = []
-            for index in carried:
-                # The exchanges of the slot pass each segment back and forth between two buffers.
-                pair = buffers[index] if number % 2 == 0 else buffers[index][::-1]
-                name = _name(scope.exchange, index)
-                segments.append(Segment(name, index, cut[index], *pair, on_lanes=self._device is not None))
-            opened = self._open(scope, scope.peer, segments)
-            exchanges.append(opened)
-            for segment in segments:
-                stages[segment.index].append((opened, segment))
+        exchanges, stages = self._gradient_stages(scopes, cut)
         parameters = self._storage.parameters
         agreement = self._agreement(scopes, len(parameters), exchanges[0])
         terms = None
@@ -140,6 +124,28 @@ class PhaseOpener:
             agreement,
             may_skip=may_skip,
         )
+
+    def _gradient_stages(
+        self, scopes: Sequence[_ScopedExchange], cut: Sequence[list[ParameterSpan]]
+    ) -> tuple[list[ActiveExchange], list[list[Stage]]]:
+        """Open the slot's exchanges; return them, and each segment's way through them."""
+        buffers = [self._gradient_buffers(scopes, spans) for spans in cut]
+        exchanges: list[ActiveExchange] = []
+        stages: list[list[Stage]] = [[] for _ in cut]
+        for number, scope in enumerate(scopes):
+            if scope.peer is None:
+                continue
+            segments = []
+            for index in self._carried(scope, len(cut)):
+                # The exchanges of the slot pass each segment back and forth between two buffers.
+                pair = buffers[index] if number % 2 == 0 else buffers[index][::-1]
+                name = _name(scope.exchange, index)
+                segments.append(Segment(name, index, cut[index], *pair, on_lanes=self._device is not None))
+            opened = self._open(scope, scope.peer, segments)
+            exchanges.append(opened)
+            for segment in segments:
+                stages[segment.index].append((opened, segment))
+        return exchanges, stages
 
     def _agreement(
         self, scopes: Sequence[_ScopedExchange], num_parameters: int, first: ActiveExchange

@@ -13,16 +13,12 @@ optimizer expects it.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import Node
+from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import AttachError, HocketError, SessionError
 from hocket.plan.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
@@ -31,10 +27,10 @@ from hocket.session.exchange.segment_state import GradientSlot, SegmentState, St
 from hocket.session.step.account import Account
 from hocket.session.step.grad_scaler import loss_scale, scaler_in_use, watch_scalers
 from hocket.session.step.optimizer_terms import AppliedTerms
+from hocket.session.step.parameter_hooks import ParameterHooks
 from hocket.session.step.state import StepState
 from hocket.session.step.weights import NOTHING, Agreement, Contribution
 from hocket.session.torch_internals import (
-    accumulation_of,
     at_end_of_backward,
     current_backward,
     is_nested_backward,
@@ -58,6 +54,13 @@ class GradientSync:
         terms: the optimizer's terms that the first exchange's compressor applies.
         agreement: of ranks on weights and finiteness before compressors update residuals; None without residuals.
         may_skip: whether steps with NaN or Inf are left out.
+
+    Attributes:
+        contribution: what this rank has put into the last exchange.
+        weight: what the batches of all ranks counted, on average, whose gradients came with the last exchange.
+        account: of what compressors and partial sums remember; None where nothing is.
+        nonfinite: the parameters of this rank's last contribution that held NaN or Inf.
+        nonfinite_anywhere: whether a rank's last contribution held NaN or Inf, or an earlier one that it was added to.
     """
 
     def __init__(
@@ -73,24 +76,13 @@ class GradientSync:
         *,
         may_skip: bool,
     ) -> None:
-        self._exchanges = opened
-        self._open = opened[0]
+        self._exchanges, self._open = opened, opened[0]
         self._begin, self._state = begin, state
-        #: What this rank has put into the last exchange.
-        self.contribution = NOTHING
-        #: What the batches of all ranks counted, on average, whose gradients came with the last exchange.
-        self.weight = 0.0
-        self.terms = terms
-        self._agreement = agreement
+        self.contribution, self.weight = NOTHING, 0.0
+        self.terms, self._agreement = terms, agreement
         self._early = self._open.exchange.overlap is Overlap.BACKWARD
         self._segments = [SegmentState(stages, parameters, exchanges) for stages in segments]
-        self.account: Account | None = None
-        # Where what comes is no mean, but a sum of what came in time, it must not be contributed again either.
-        if agreement is not None or not all(state.divides for state in self._segments):
-            early = agreement is not None and self._early
-            self.account = Account(self._segments, self._open.peer.rank, early=early, may_skip=may_skip)
-        if terms is not None and self.account is not None:
-            terms.on_written = self.account.note_written
+        self.account = self._open_account(may_skip=may_skip)
         if agreement is None and self._open.channel.packing is None:
             for segment in (state.first for state in self._segments if state.first.on_device):
                 segment.flag = segment.numel + NONFINITE
@@ -104,47 +96,30 @@ class GradientSync:
         watch_scalers()
         # Whether what `p.grad` holds is exchanged outside of a backward.
         self._by_hand = False
-        #: The parameters of this rank's last contribution that held NaN or Inf.
         self.nonfinite: list[str] = []
-        #: Whether a rank's last contribution held NaN or Inf, or an earlier one that it was added to.
         self.nonfinite_anywhere = False
         # This rank's parameters of the round before, where a rank had NaN or Inf in it.
         self._nonfinite_before: list[str] | None = None
-        self._handles: list[RemovableHandle] = []
-        # Autograd keeps them, and so their hooks, only as long as somebody does.
-        self._nodes: list[Node] = []
-        #: The parameters' hooks, how many there were when the session's were set, and the session's keys in them.
-        self._hooks: list[dict[int, Any]] = []
-        self._num_hooks = 0
-        self._keys: list[int] = []
-        self._hooked: list[GradientSlot] = []
-        #: The gradients of the backward under way that somebody else's later hook has yet to see.
-        self._held: set[GradientSlot] = set()
+        self._hooks = ParameterHooks()
+
+    def _open_account(self, *, may_skip: bool) -> Account | None:
+        """Return the account of what compressors and partial sums remember; None where nothing is."""
+        has_agreement = self._agreement is not None
+        # Where what comes is no mean, but a sum of what came in time, it must not be contributed again either.
+        if not has_agreement and all(state.divides for state in self._segments):
+            return None
+        early = has_agreement and self._early
+        account = Account(self._segments, self._open.peer.rank, early=early, may_skip=may_skip)
+        if self.terms is not None:
+            self.terms.on_written = account.note_written
+        return account
 
     def hook(self) -> None:
         """Set the parameters' hooks."""
-        for state in self._segments:
-            for gradient in state.gradients:
-                # Frozen since attach: torch sets no hook there, and no gradient will arrive.
-                if gradient.parameter.requires_grad:
-                    hook = _hook_for(gradient, self)
-                    self._handles.append(gradient.parameter.register_post_accumulate_grad_hook(hook))
-                    self._hooks.append(gradient.parameter._post_accumulate_grad_hooks)
-                    self._keys.append(self._handles[-1].id)
-                    self._hooked.append(gradient)
-                    if self.account is not None:
-                        node = accumulation_of(gradient.parameter)
-                        self._handles.append(node.register_prehook(_hook_before(gradient, self.account)))
-                        self._nodes.append(node)
-        self._num_hooks = sum(map(len, self._hooks))
+        self._hooks.set(self._slots(), self._arrived, self.account)
 
-    def _go_last(self) -> None:
-        """Move the session's hooks behind those set since, so that it takes gradients last in this backward."""
-        self._held = set()
-        for gradient, hooks, key in zip(self._hooked, self._hooks, self._keys, strict=True):
-            if next(reversed(hooks)) != key:
-                self._held.add(gradient)
-                hooks[key] = hooks.pop(key)
+    def _slots(self) -> Iterator[GradientSlot]:
+        return (gradient for state in self._segments for gradient in state.gradients)
 
     def _arrived(self, gradient: GradientSlot) -> None:
         """Take over a gradient that backward has just finished."""
@@ -152,7 +127,7 @@ class GradientSync:
             return
         if current_backward() != self._backward:
             self._begin_backward()
-        if self._held and gradient in self._held:
+        if self._hooks.held and gradient in self._hooks.held:
             return
         state = gradient.state
         self._contribute(gradient)
@@ -177,8 +152,7 @@ class GradientSync:
     @property
     def dropped(self) -> bool:
         """Tell whether no parameter holds the gradient that the last exchange bound to it."""
-        gradients = [gradient for state in self._segments for gradient in state.gradients]
-        return not any(g.base is not None or g.holds_result for g in gradients)
+        return not any(gradient.base is not None or gradient.holds_result for gradient in self._slots())
 
     def _begin_backward(self) -> None:
         if is_nested_backward():
@@ -195,9 +169,7 @@ class GradientSync:
             )
         contribution = self._begin()
         self._backward = current_backward()
-        self._held = set()
-        if sum(map(len, self._hooks)) != self._num_hooks:
-            self._go_last()
+        self._hooks.begin_backward()
         self._begin_round(contribution, loss_scale())
         if self.terms is not None and self.account is not None and self.account.rounds:
             self.terms.note_another_round()
@@ -386,33 +358,6 @@ class GradientSync:
 
     def close(self) -> None:
         """Remove the hooks; gradients become tensors of their own."""
-        for handle in self._handles:
-            handle.remove()
-        self._nodes.clear()
+        self._hooks.close()
         for state in self._segments:
             state.unbind()
-
-
-def _hook_for(gradient: GradientSlot, sync: GradientSync) -> Callable[[Tensor], None]:
-    # The garbage collector does not see what such a hook refers to: a session that is given up without `close` would
-    # stay for ever, with its model. The optimizer's hooks keep it for as long as there is an optimizer.
-    slot_ref, sync_ref = weakref.ref(gradient), weakref.ref(sync)
-
-    # A function, not a method: `copy.deepcopy` of a model copies hooks, and must not copy the session with them.
-    def hook(parameter: Tensor) -> None:
-        gradient, sync = slot_ref(), sync_ref()
-        if sync is not None and gradient is not None and parameter is gradient.parameter:
-            sync._arrived(gradient)
-
-    return hook
-
-
-def _hook_before(gradient: GradientSlot, account: Account) -> Callable[[Sequence[Tensor]], None]:
-    slot_ref, account_ref = weakref.ref(gradient), weakref.ref(account)
-
-    def hook(_: Sequence[Tensor]) -> None:
-        gradient, account = slot_ref(), account_ref()
-        if account is not None and gradient is not None and gradient in account.unstepped:
-            account.set_aside(gradient)
-
-    return hook
