@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -44,6 +45,7 @@ def check_numbers(strategy: Strategy, run: Run) -> None:
         assert len({of_rank.tobytes() for of_rank in run.parameters}) == 1, "the replicas are not equal"
 
 
+@cache
 def _is_known(strategy: Strategy) -> bool:
     try:
         # Of two ranks none might have anything to exchange, and in the first step nothing may be due.

@@ -28,7 +28,7 @@ from hocket.errors import CheckpointError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
-NUM_KILLS = int(os.environ.get("HOCKET_MPI_KILLS", "3"))
+NUM_KILLS = int(os.environ.get("HOCKET_MPI_KILLS", "1"))
 LONGEST_S = 90.0
 
 #: Other jobs of this machine use its shared memory meanwhile: ours has one of its own, where that is allowed.
