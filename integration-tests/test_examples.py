@@ -79,10 +79,10 @@ def test_fabric_s_loop_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @needs("accelerate")
-def test_accelerate_s_loop_trains(tmp_path: Path) -> None:
-    told = launched(
-        tmp_path, "accelerate_loop.py", "--strategy", "sgp", launcher=("-n", "2", "--transport", "torch")
-    )
+@pytest.mark.parametrize("transport", ["torch", "mpi"])
+def test_accelerate_s_loop_trains(tmp_path: Path, transport: str) -> None:
+    launcher = ("-n", "2", "--transport", transport)
+    told = launched(tmp_path, "accelerate_loop.py", "--strategy", "sgp", launcher=launcher)
     assert accuracy(told) > 60
 
 

@@ -16,6 +16,7 @@ from hocket.transport.mpi_there import why_no_mpi4py
 from hocket.transport.peer import Peer
 from hocket.transport.rank_process import allow_files
 from hocket.transport.single import SinglePeer
+from hocket.transport.torch_variables import missing_variables
 
 __all__ = ["chosen_transport", "has_joined", "join", "launched", "launched_rank"]
 
@@ -80,7 +81,7 @@ def has_joined() -> bool:
     return _joined is not None
 
 
-def join(transport: str | None = None) -> Peer:
+def join(transport: str | None = None, *, torch_variables: bool = False) -> Peer:
     """Return this process's, or this virtual rank's, endpoint in the world it was started in.
 
     Inside `hocket.virtual(n).run` that is the virtual world; under a launcher the same endpoint each time; else a
@@ -88,6 +89,8 @@ def join(transport: str | None = None) -> Peer:
 
     Args:
         transport: `mpi` or `torch`, where the launcher leaves a choice; by default MPI where it is installed.
+        torch_variables: set RANK, WORLD_SIZE, MASTER_ADDR and the others of torchrun's where the launcher
+            (mpiexec, srun) does not, so that libraries on torch.distributed find the same ranks; collective.
 
     Raises:
         UserError: the launcher started more ranks than MPI finds, or MPI is not installed.
@@ -111,7 +114,15 @@ def join(transport: str | None = None) -> Peer:
             _joined = _join(found, chosen)
         _place = _place_of(found, _joined)
         note_pid(_joined.rank)
+    if torch_variables:
+        _set_torch_variables(_joined)
     return _joined
+
+
+def _set_torch_variables(peer: Peer) -> None:
+    found = launched()
+    if found is not None:
+        os.environ.update(missing_variables(found, peer, os.environ))
 
 
 def _place_of(found: Launched, peer: Peer) -> tuple[object, ...]:

@@ -1,0 +1,260 @@
+"""Transformers' Trainer whose ranks communicate by a strategy of Hocket's.
+
+Trainer keeps its loop, its arguments, callbacks and files; Accelerate its devices, precision and the gathering of
+metrics, as under torchrun. The session does in between what DistributedDataParallel would, and what that does not:
+samples that are shared out uneven, evaluation and saving on the replicas' mean, the state of every rank in checkpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
+
+import hocket as core
+from hocket.errors import UserError
+from hocket_transformers.local_sgd import refuse_distribution
+from hocket_transformers.samples import Accumulated, TrainingSamples, shared_out, without_labels
+
+__all__ = ["HocketTrainer"]
+
+_log = logging.getLogger("hocket")
+
+#: The folder of a checkpoint of Trainer's that holds the session's.
+_FOLDER = "hocket"
+
+#: Arguments of Trainer's that the session stands in for, with what to do.
+_REFUSED = {
+    "auto_find_batch_size": "ranks would train with batches of different sizes: set per_device_train_batch_size",
+    "deepspeed": "it shares the model out over the ranks, and Hocket exchanges whole models: leave one of the two out",
+    "enable_jit_checkpoint": "ranks would save different steps: set save_steps",
+    "fsdp": "it shares the model out over the ranks, and Hocket exchanges whole models: leave one of the two out",
+    "ignore_data_skip": "the session goes on in the middle of the pass, and reads nothing twice: leave it out",
+    "parallelism_config": "it shares the model out over the ranks, and Hocket exchanges whole models: leave it out",
+    "use_legacy_prediction_loop": "it would evaluate each rank's own replica: leave it out",
+}
+
+
+class HocketTrainer(Trainer):  # type: ignore[misc]
+    """A Trainer whose ranks communicate by a strategy of Hocket's.
+
+    It goes before any other Trainer: `class MySFTTrainer(HocketTrainer, SFTTrainer): pass`.
+
+    Args:
+        args, kwargs: as of the Trainer after it.
+        hocket: the strategy: a recipe, a recipe and overrides, or any argument of `hocket.compose`.
+        hocket_options: keyword arguments of `hocket.attach`.
+
+    Attributes:
+        session: the session that trains; None before and after `train`.
+    """
+
+    session: core.Session | None = None
+    _samples: TrainingSamples | None = None
+    _training: ExitStack | None = None
+    _holds_mean = False
+
+    def __init__(
+        self,
+        *args: Any,
+        hocket: core.Strategy | str | os.PathLike[str] | Mapping[str, Any] | Sequence[str],
+        hocket_options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        composed = isinstance(hocket, core.Strategy)
+        given = hocket if isinstance(hocket, list | tuple) else (hocket,)
+        self.strategy: core.Strategy = hocket if composed else core.compose(*given)  # type: ignore[assignment]
+        self._options = dict(hocket_options or {})
+        super().__init__(*args, **kwargs)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        for name, problem in _REFUSED.items():
+            if getattr(self.args, name, None):
+                raise UserError(f"TrainingArguments({name}=...) has no place beside Hocket: {problem}")
+        if self.args.accelerator_config.split_batches:
+            raise UserError(
+                "TrainingArguments(accelerator_config={'split_batches': True}) has no place beside Hocket: batches are "
+                "each rank's own: set per_device_train_batch_size"
+            )
+        super().create_accelerator_and_postprocess()
+        refuse_distribution(self.accelerator)
+        peer = core.join()
+        if self.accelerator.num_processes != peer.size:
+            raise UserError(
+                f"Accelerate has found {self.accelerator.num_processes} ranks, and the launcher started {peer.size}: "
+                "import hocket_transformers before TrainingArguments(...) is made"
+            )
+        # In evaluation mode Accelerate prepares all but DistributedDataParallel.
+        self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+
+    # ---- training ----------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = _newest(self.args.output_dir)
+        with ExitStack() as training:
+            self._training = training
+            try:
+                trained = super().train(resume_from_checkpoint, *args, **kwargs)
+                self._end_session()
+            finally:
+                self.session = self._training = None
+        return trained
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self._training is not None and self.session is None:
+            attached = core.attach(self.model, self.optimizer, self.strategy, **self._options)
+            self.session = self._training.enter_context(attached)
+            if self.session.size == 1:
+                _log.warning("one rank trains alone: start several by `hocket launch -n 4 SCRIPT`")
+        return optimizer
+
+    def _end_session(self) -> None:
+        """Let all ranks hold the replicas' mean, and close the session; collective."""
+        if self.session is None or self._training is None:
+            return
+        if self._samples is not None:
+            self._samples.end_pass()
+        self.session.consensus()
+        self.session = None
+        self._training.close()
+
+    def get_train_dataloader(self) -> Any:
+        # As Trainer, or who overrides it, makes it for all ranks; Accelerate would share it out.
+        self.accelerator.prepare = lambda loader, **_: loader
+        try:
+            given = super().get_train_dataloader()
+        finally:
+            del self.accelerator.prepare
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        size = getattr(given, "batch_size", None)
+        self._samples = TrainingSamples(self, shared_out(given, seed), size)
+        # With a generator of its own the loader takes no number from torch's.
+        return DataLoader(self._samples, None, collate_fn=_as_it_is, generator=torch.Generator())
+
+    def num_examples(self, dataloader: Any) -> int:
+        own = self._samples is not None and dataloader.dataset is self._samples
+        return int(super().num_examples(self._samples.loader if own else dataloader))  # type: ignore[union-attr]
+
+    def counts_tokens_of_all(self, batch: Any) -> bool:
+        """Return whether the loss is divided by the tokens of all ranks, so that batches count by their tokens."""
+        uses = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        is_counted = isinstance(batch, Mapping) and "labels" in batch
+        return bool(self.args.average_tokens_across_devices and uses and is_counted)
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[Any, Any]:
+        if self.session is None or self._samples is None:
+            return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[no-any-return]
+        batch = next(epoch_iterator, None)
+        if batch is None:
+            return [], None
+        # A rank out of data repeats its last batch, of weight 0, and counts no token of it.
+        own = self._samples.group if self.session.weight else []
+        counted = own or [without_labels(batch)]
+        _, num_items = super().get_batch_samples(iter(counted), len(counted), device)
+        if self._samples.may_end_with(num_batches):
+            lengths = self.session.gather(len(own))
+            num_batches = max(lengths)
+            if num_items is not None:
+                num_items = num_items * self._left_out(lengths, len(own), batch)
+        return Accumulated(batch, epoch_iterator, num_batches), num_items
+
+    def _left_out(self, lengths: Sequence[int], own: int, batch: Any) -> float:
+        """Return the factor of a step's tokens that makes up for batches that some ranks do not have.
+
+        The session divides by the number of batches, and the loss by tokens: it takes one of them.
+
+        Args:
+            lengths: by rank, the number of batches.
+            own: this rank's.
+            batch: one of them.
+        """
+        whole = max(lengths)
+        if self.counts_tokens_of_all(batch):
+            return whole * len(lengths) / sum(lengths)
+        return whole / own if own else 1.0
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        adds = self.session is not None and not self.accelerator.sync_gradients
+        with self.session.accumulate() if adds else nullcontext():  # type: ignore[union-attr]
+            return super().training_step(*args, **kwargs)
+
+    # ---- the replicas' mean --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _consensus(self) -> Iterator[None]:
+        if self.session is None or self._holds_mean:
+            yield
+            return
+        with self.session.consensus():
+            self._holds_mean = True
+            try:
+                yield
+            finally:
+                self._holds_mean = False
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        with self._consensus():
+            return super().evaluation_loop(*args, **kwargs)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        with self._consensus():
+            super().save_model(*args, **kwargs)
+
+    def _load_best_model(self) -> None:
+        self._end_session()
+        super()._load_best_model()
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _saved(self) -> dict[str, Any]:
+        scaler = self.accelerator.scaler
+        return {"scheduler": self.lr_scheduler} | ({} if scaler is None else {"scaler": scaler})
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self.session is None:
+            super()._save_optimizer_and_scheduler(output_dir)
+        else:
+            self.session.save(Path(output_dir, _FOLDER), keep=1, **self._saved())
+
+    def _save_scaler(self, output_dir: str) -> None:
+        if self.session is None:
+            super()._save_scaler(output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or self.session is None or self._samples is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        elif Path(checkpoint, _FOLDER).is_dir():
+            self.session.load(Path(checkpoint, _FOLDER), **self._saved())
+            self._samples.resumed = True
+        else:
+            raise UserError(
+                f"{checkpoint} has no folder {_FOLDER}, as Trainer saved it without Hocket, or with save_only_model: "
+                "begin from its weights, from_pretrained(...), without resume_from_checkpoint"
+            )
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if self.session is None:  # which has loaded its own
+            super()._load_rng_state(checkpoint)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _newest(folder: str | None) -> str | bool:
+    """Return the newest checkpoint that was not cut off; True, for Trainer to say so, where there is none."""
+    found = [path.parent for path in Path(folder or "").glob(f"checkpoint-*/{TRAINER_STATE_NAME}")]
+    numbered = [path for path in found if path.name.removeprefix("checkpoint-").isdigit()]
+    newest = max(numbered, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None)
+    return True if newest is None else str(newest)

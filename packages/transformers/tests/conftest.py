@@ -1,0 +1,29 @@
+"""Two ranks that carry out the tests' cases, and one thread."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hocket.testing.job import Job
+
+HERE = Path(__file__).parent
+# With --import-mode=importlib the modules beside the tests are not found by themselves.
+sys.path.insert(0, str(HERE))
+
+# Without them nothing here can be imported.
+collect_ignore_glob = (
+    [] if all(map(importlib.util.find_spec, ("transformers", "accelerate"))) else ["test_*.py"]
+)
+
+
+@pytest.fixture(scope="session")
+def job() -> Iterator[Job]:
+    """Two ranks started by mpiexec, to which Hocket names the ranks."""
+    with closing(Job(2, HERE)) as ranks:
+        yield ranks

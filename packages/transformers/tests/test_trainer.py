@@ -1,0 +1,136 @@
+"""HocketTrainer on two ranks, against loops without it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import cases
+import pytest
+import tiny
+
+from hocket.testing.job import Job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
+
+
+def test_ranks_of_mpiexec_are_named_to_accelerate(job: Job) -> None:
+    first, second = job.run(cases.environment, ())
+    assert first["variables"] == ["0", "2", "0", "2", "127.0.0.1"]
+    assert second["variables"] == ["1", "2", "1", "2", "127.0.0.1"]
+    assert (first["args"], second["args"]) == ([0, 2, 0], [1, 2, 1])
+    assert first["port"] == second["port"]
+
+
+@pytest.mark.parametrize(
+    ("num", "accumulated", "of_all"), [(40, 1, True), (36, 1, False), (40, 2, True), (36, 2, False)]
+)
+@pytest.mark.parametrize(
+    "strategy", [["sgd"], ["diloco", "parameters.0.every=3"], ["dpsgd"]], ids=lambda s: s[0]
+)
+def test_weights_are_those_of_a_plain_loop(
+    job: Job, strategy: list[str], num: int, accumulated: int, of_all: bool
+) -> None:
+    """To the bit, with dropout; with a last global batch of half the size, and a last step of fewer batches."""
+    for by_trainer, by_loop in job.run(cases.against_a_loop, (strategy, num, accumulated, of_all)):
+        assert by_trainer == by_loop
+
+
+@pytest.mark.parametrize(("num", "accumulated"), [(40, 1), (33, 1), (33, 2), (41, 2)])
+def test_each_token_of_a_step_counts_the_same(job: Job, num: int, accumulated: int) -> None:
+    """Also in a last step in which a rank has fewer batches, or none."""
+    first, second = job.run(cases.against_one_process, (num, accumulated))
+    assert first == second
+    expected = tiny.one_process(tiny.Texts(num, masked=True), 2, accumulated)
+    assert first == pytest.approx(expected, abs=1e-6)
+    assert first != pytest.approx(tiny.weights(tiny.model(0.0)), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stop"),
+    [
+        *((["diloco", "parameters.0.every=3"], stop) for stop in (2, 3, 4)),
+        (["redsync", "gradients.0.compressor.correct_momentum=false"], 2),
+    ],
+    ids=lambda given: given[0] if isinstance(given, list) else None,
+)
+def test_a_resumed_run_is_the_one_that_was_not_interrupted(
+    job: Job, tmp_path: Path, strategy: list[str], stop: int
+) -> None:
+    """To the bit, with dropout and a collator that draws: within an epoch, at its end (3) and in the next."""
+    for rank in job.run(cases.resumed, (str(tmp_path), strategy, False, stop)):
+        assert rank["rest"] == rank["whole"]
+        assert rank["cut"] != rank["whole"]
+
+
+def test_a_stream_is_resumed(job: Job, tmp_path: Path) -> None:
+    for rank in job.run(cases.resumed, (str(tmp_path), ["dpsgd"], True, 2)):
+        assert rank["rest"] == rank["whole"]
+        assert rank["cut"] != rank["whole"]
+
+
+def test_evaluation_and_files_are_of_the_replicas_mean(job: Job, tmp_path: Path) -> None:
+    first, second = job.run(cases.looked_at, (str(tmp_path),))
+    assert first["evaluated"] == second["evaluated"]
+    assert first["evaluated"] == pytest.approx(first["by the saved model"], rel=1e-3)
+    assert first["trained"] == second["trained"] == first["saved"] == second["saved"]
+    assert {"model.safetensors", "config.json", "trainer_state.json", "hocket"} <= set(first["files"])
+
+
+def test_early_stopping_and_the_best_model(job: Job, tmp_path: Path) -> None:
+    first, second = job.run(cases.best, (str(tmp_path),))
+    assert first == second
+    assert first["trained"] == first["best"]
+    assert first["steps"] < 160
+
+
+def test_steps_rates_and_norms_are_those_of_all_ranks_and_rank_0_logs(job: Job) -> None:
+    first, second = job.run(cases.logs, ())
+    assert first["norms"] == second["norms"]
+    assert first["steps"] == second["steps"] == 10
+    assert first["global"] == 8
+    assert first["rates"][:4] == second["rates"][:4] == [0.0, 0.005, 0.01, 0.01]
+    assert first["seen"] == [10, 11]
+    assert second["seen"] == [10, 0]
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "group_by_length", "stream"])
+def test_each_sample_goes_to_one_rank_once_an_epoch(job: Job, kind: str) -> None:
+    first, second = job.run(cases.shares, (kind,))
+    for epoch in (first[:7], second[:7]), (first[7:14], second[7:14]):
+        numbers = sorted(number for rank in epoch for batch in rank for number in batch)
+        assert numbers == list(range(50))
+    if kind == "group_by_length":
+        spread = [max(n % 10 for n in batch) - min(n % 10 for n in batch) for batch in first + second]
+        assert sum(spread) / len(spread) < 4  # 6.2 where they are not grouped
+
+
+def test_autocast_and_gradient_checkpointing(job: Job) -> None:
+    first, second = job.run(cases.half_precision, ())
+    assert first["trained"] == second["trained"]
+    assert first["dtype"] == "torch.float32"
+    assert first["losses"][-1] < first["losses"][0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+def test_of_lora_the_adapters_alone_are_sent(job: Job, tmp_path: Path) -> None:
+    first, second = job.run(cases.adapters, (str(tmp_path),))
+    assert first["adapters"] == second["adapters"]
+    assert any(first["adapters"])
+    assert first["frozen"]
+    assert first["sent"] <= 4 * first["numel"] + 1000
+    assert "adapter_model.safetensors" in first["files"]
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_loop_of_accelerate_s_exchanges(job: Job, accumulated: int, prepared: bool) -> None:
+    """With the model in DistributedDataParallel, as `prepare` returns it, or by itself."""
+    first, second = job.run(cases.of_accelerate, (["sgd"], accumulated, prepared))
+    assert first == second
+    assert first == pytest.approx(tiny.one_process(tiny.Texts(48), 2, accumulated, shuffle=False), abs=1e-6)
+
+
+def test_a_loop_of_accelerate_s_ends_with_the_replicas_mean(job: Job) -> None:
+    first, second = job.run(cases.of_accelerate, (["diloco", "parameters.0.every=4"], 1, True))
+    assert first == second
