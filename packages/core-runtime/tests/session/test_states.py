@@ -112,6 +112,27 @@ def test_a_step_within_consensus_would_be_lost(strategy: str) -> None:
     on_ranks(2, run)
 
 
+def test_a_step_that_a_scaler_skips_within_consensus_is_refused_too() -> None:
+    """Its end would leave the mean in place of this rank's own replica."""
+
+    def run(rank: int) -> bool:
+        model = mlp()
+        optimizer = sgd(model)
+        scaler = torch.amp.GradScaler("cpu")
+        with hocket.attach(model, optimizer, "dpsgd") as session:
+            step(model, optimizer, rank)
+            session.settle()
+            own = flat(model).clone()
+            ((x, y),) = batches(rank, 1)
+            with session.consensus():
+                scaler.scale(F.cross_entropy(model(x), y) * torch.inf).backward()
+                with pytest.raises(SessionError, match="a step there would be lost"):
+                    scaler.step(optimizer)
+            return torch.equal(flat(model), own)
+
+    assert on_ranks(2, run) == [True, True]
+
+
 @pytest.mark.parametrize("strategy", ["sgd", "agd", "dpsgd", "sgp", "overlap_sgp"])
 def test_attach_again_after_an_error_and_after_a_failed_attach(
     strategy: str, monkeypatch: pytest.MonkeyPatch
