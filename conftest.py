@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from hocket.errors import UserError
 from hocket.training.startup import defer_dynamo
@@ -35,7 +35,8 @@ BEYOND_PIP: dict[str, tuple[Callable[[], bool], str]] = {
 WITHOUT_GPU = pytest.StashKey[int]()
 
 # How long an example takes says nothing here: other processes share the machine.
-settings.register_profile("hocket", deadline=None)
+# Which parts of a failing example matter is not asked: conformance suites are made to fail, too.
+settings.register_profile("hocket", deadline=None, phases=set(Phase) - {Phase.explain})
 settings.load_profile("hocket")
 
 # The tests' own processes start a second earlier, too.
