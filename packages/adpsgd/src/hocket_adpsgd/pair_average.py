@@ -159,7 +159,7 @@ class PairAverageChannel(Channel):
         #: By the segments' indices, the most averagings that one outcome has held.
         self._staleness = dict.fromkeys(self._copies, 0)
 
-    def start(self, segments: Sequence[Segment], round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request[Outcome]:
         [segment] = segments
         index = segment.index
         copy, averager = self._copies[index], self._averagers[index]

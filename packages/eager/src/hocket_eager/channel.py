@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hocket.api import Channel, FunctionRequest, Request, Segment, plain
+from hocket.api import Channel, FunctionRequest, Outcome, Request, Segment, plain
 from hocket_eager.partial_sum import PartialSum
 
 __all__ = ["PartialAllreduceChannel"]
@@ -29,7 +29,7 @@ class PartialAllreduceChannel(Channel):
         self._sums = sums
         self._close = close
 
-    def start(self, segments: Sequence[Segment], round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request[Outcome]:
         [segment] = segments
         of_segment = self._sums[segment.index]
         of_segment.propose(segment.outgoing_array, round)

@@ -96,23 +96,24 @@ class RedSyncChannel(Channel):
         assert isinstance(state, ResidualState)
         return state
 
-    def start(self, segments: Sequence[Segment], round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request[Outcome]:
         [segment] = segments
         dense, sent = self._dense.get(segment.index), self.packing.packed_bytes
-        requests = []
+        sparse: Request[Outcome] | None = None
         if segment.index in self._sparse:
-            requests.append(self._sparse[segment.index].start(segments, round))
+            sparse = self._sparse[segment.index].start(segments, round)
             if segment.index in self._to_each:
                 sent[segment.index] = self._to_each[segment.index]
         else:
             self.packing.pack(segment, round)  # momentum, which leaves in `outgoing` what is summed
             sent[segment.index] = 0
         if dense is None:
-            return requests[0]
-        requests.append(dense.start())
+            assert sparse is not None
+            return sparse
+        requests: list[Request] = [dense.start()] if sparse is None else [sparse, dense.start()]
         sent[segment.index] += dense.as_gathered_bytes
 
-        def finish(_: list[Outcome | None]) -> Outcome:
+        def finish(_: object) -> Outcome:
             dense.finish()
             return Outcome(round, included=True, num_active=self._peer.size)
 

@@ -256,7 +256,7 @@ class _NativeChannel(_SummingChannel):
         super().__init__(peer.size, segments, lanes, packing, choices)
         self._sums: dict[int, Array] = {}
 
-    def start(self, segments: Sequence[Segment], round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request[Outcome]:
         [segment] = segments
         lane, packing = self._lanes[segment.index], self.packing
         if packing is None:
@@ -268,12 +268,12 @@ class _NativeChannel(_SummingChannel):
             return lane.iallreduce(message, total).then(lambda _: self._unpack(total, segment, round))
         return self._sum(message, segment, round)
 
-    def _sum(self, message: Array, segment: Segment, round: int) -> Request:
+    def _sum(self, message: Array, segment: Segment, round: int) -> Request[Outcome]:
         """Sum one message after the other, until the compressor has no answer to the last sum."""
         assert self.packing is not None
         packing, total = self.packing, np.empty_like(message)
 
-        def answer(_: object) -> Request | Outcome:
+        def answer(_: object) -> Request[Outcome] | Outcome:
             following = packing.answer(total, segment, round)
             if following is None:
                 return self._unpack(total, segment, round)
@@ -339,7 +339,7 @@ class _ScheduledChannel(_SummingChannel):
         opened = _Sum(total, total, Execution(schedule, self._peer, progress, segment.name))
         return opened
 
-    def start(self, segments: Sequence[Segment], round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request[Outcome]:
         [segment] = segments
         opened, packing = self._sums[segment.index], self.packing
         opened.contribution = segment.outgoing_array if packing is None else packing.pack(segment, round)

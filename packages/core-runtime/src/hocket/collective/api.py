@@ -97,7 +97,7 @@ class Channel(ABC):
         return False
 
     @abstractmethod
-    def start(self, segments: Sequence[Segment], round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request[Outcome]:
         """Begin the exchange of each segment's `outgoing` into its `incoming`; never blocks.
 
         Args:

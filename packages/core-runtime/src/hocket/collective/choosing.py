@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from hocket.collective.api import Channel, Collective
+from hocket.collective.api import Channel, Collective, Outcome
 from hocket.progress import Execution, InlineProgress
 from hocket.schedule import ring_allreduce
 from hocket.transport.network import NetworkModel
@@ -117,7 +117,7 @@ class ChosenChannel(Channel):
             sizes = [segment.outgoing_array.nbytes for segment in segments]
             _log.info("%s: auto takes %s", name, describe_choice(algorithms, sizes))
 
-    def start(self, segments: Sequence[Segment], round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request[Outcome]:
         [segment] = segments
         return self._part_of[segment.index].start(segments, round)
 

@@ -166,7 +166,7 @@ class GossipChannel(Channel):
     def finds_nonfinite(self, segment: Segment) -> bool:
         return segment.index in self._shared
 
-    def start(self, segments: Sequence[Segment], round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request[Outcome]:
         if all(segment.index in self._shared for segment in segments):
             mixed = self._mix(segments, round)
             if mixed is not None:
@@ -183,7 +183,7 @@ class GossipChannel(Channel):
 
         return Request.all_of(self._send(segment, round) for segment in segments).then(combine)
 
-    def _send(self, segment: Segment, round: int) -> Request:
+    def _send(self, segment: Segment, round: int) -> Request[Outcome]:
         """Exchange messages with the neighbours, and combine them."""
         plan = self._plan(segment, round)
         neighbours, weights = plan.neighbours, plan.weights
@@ -196,13 +196,13 @@ class GossipChannel(Channel):
             round,
         )
 
-        def combine(_: list[None]) -> Outcome:
+        def combine(_: object) -> Outcome:
             self._combine([message, *received], [neighbours.self_weight, *weights], segment, round)
             return Outcome(round, included=True, num_active=1 + len(weights))
 
         return request.then(combine)
 
-    def _mix(self, segments: Sequence[Segment], round: int) -> Request | None:
+    def _mix(self, segments: Sequence[Segment], round: int) -> Request[Outcome] | None:
         """Share the work among the ranks of the host, if the transport can."""
         indices = tuple(segment.index for segment in segments)
         if indices not in self._mixers:

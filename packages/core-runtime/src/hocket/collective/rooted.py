@@ -122,7 +122,7 @@ class _RootedChannel(Channel):
         self._rank, self._size = peer.rank, peer.size
         self._roots = roots
 
-    def start(self, segments: Sequence[Segment], round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request[Outcome]:
         [segment] = segments
         outcome = Outcome(round, included=True, num_active=self._size)
         return self._call(self._lanes[segment.index], segment, self._roots[segment.index]).then(
@@ -152,7 +152,7 @@ class _ReduceChannel(_RootedChannel):
             incoming[...] = outgoing
             return lane.ireduce(outgoing, None, root)
 
-        def divide(_: None) -> None:
+        def divide(_: object) -> None:
             incoming[...] *= 1 / self._size
 
         return lane.ireduce(outgoing, incoming, root).then(divide)

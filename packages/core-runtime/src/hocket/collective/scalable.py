@@ -271,7 +271,7 @@ class ScalableChannel(Channel):
         way = _SegmentSchedule(Regions(spans, size), outgoing, incoming, gathered, run)
         return way
 
-    def start(self, segments: Sequence[Segment], round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request[Outcome]:
         [segment] = segments
         way = self._ways[segment.index]
         payload = self.packing.pack(segment, round)

@@ -242,7 +242,7 @@ class GatheringChannel(Channel):
             for segment in segments
         }
 
-    def start(self, segments: Sequence[Segment], round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request[Outcome]:
         [segment] = segments
         payload = self.packing.pack(segment, round)
         raw = payload.reshape(-1).view(np.uint8)

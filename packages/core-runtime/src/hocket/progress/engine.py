@@ -11,7 +11,7 @@ from collections.abc import Callable
 from hocket.errors import TransportError
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
-from hocket.transport.request import Request
+from hocket.transport.request import Request, T
 from hocket.transport.signals import Bells, Event, Wake
 
 __all__ = ["Activity", "ProgressEngine", "pause_s"]
@@ -95,7 +95,7 @@ class ProgressEngine(ABC):
         """
         self._looks.append(look)
 
-    def carry(self, request: Request, peer: Peer, name: str) -> Request:
+    def carry(self, request: Request[T], peer: Peer, name: str) -> Request[T]:
         """Advance `request` while the training thread computes, if this engine can; return the request to use.
 
         Args:

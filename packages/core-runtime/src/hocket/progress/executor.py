@@ -94,7 +94,7 @@ class Execution(Activity):
         """Return the number of rounds that have ended on this rank."""
         return self._round
 
-    def start(self, round: int) -> Request:
+    def start(self, round: int) -> Request[int]:
         """Announce that the application has arrived at `round` (internal activation); never blocks.
 
         If the round has ended without it, or is under way, that changes nothing.

@@ -12,7 +12,7 @@ from contextlib import suppress
 from hocket.errors import ExchangeTimeoutError, PeerLostError
 from hocket.progress.engine import ProgressEngine
 from hocket.transport.peer import Peer
-from hocket.transport.request import FunctionRequest, Request
+from hocket.transport.request import FunctionRequest, Request, T
 from hocket.transport.signals import Event, Wake
 
 __all__ = ["ThreadProgress"]
@@ -40,7 +40,7 @@ class ThreadProgress(ProgressEngine):
         super().advance()
         self.check()
 
-    def carry(self, request: Request, peer: Peer, name: str) -> Request:
+    def carry(self, request: Request[T], peer: Peer, name: str) -> Request[T]:
         self._begin(peer)
         key = id(request)
         self._carried[key] = request

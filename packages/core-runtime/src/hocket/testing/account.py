@@ -174,7 +174,7 @@ def play(
     moves: Sequence[Move],
     batches: Callable[[int], Sequence[Tensor]],
     accumulate: Callable[[], AbstractContextManager[None]] = nullcontext,
-    before_last: Callable[[], None] = lambda: None,
+    before_last: Callable[[], object] = lambda: None,
 ) -> None:
     """Carry out moves of a loop, which ends with a step; gradients are dropped after each, as most loops do.
 

@@ -44,7 +44,7 @@ class _OrderedLane(WrapperLane):
         self._begin("exchange")
         return super().iexchange(sends, receives, round)
 
-    def iallgather(self, *args: object) -> Request:
+    def iallgather(self, *args: object) -> Request[list[Array]]:
         raise AssertionError("messages of different lengths")
 
     def isend(self, *args: object) -> Request:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from hocket.arrays import Array, Buffer
 from hocket.trace.record import Recorder, SpanKind
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
-from hocket.transport.request import Request
+from hocket.transport.request import Request, T, T_co
 from hocket.transport.wrapper import WrapperLane, WrapperPeer
 
 __all__ = ["TracedPeer"]
 
 
-class TracedRequest(Request):
+class TracedRequest(Request[T_co]):
     """A request that records the end of an operation, as this rank saw it, and the waits for it.
 
     Args:
@@ -28,7 +27,7 @@ class TracedRequest(Request):
 
     __slots__ = ("_held", "_recorder", "_span", "_what")
 
-    def __init__(self, held: Request, recorder: Recorder, span: int, what: str) -> None:
+    def __init__(self, held: Request[T_co], recorder: Recorder, span: int, what: str) -> None:
         self._held = held
         self._recorder = recorder
         self._span: int | None = span
@@ -44,7 +43,7 @@ class TracedRequest(Request):
             self._end()
         return finished
 
-    def wait(self, timeout_s: float | None = None) -> Any:
+    def wait(self, timeout_s: float | None = None) -> T_co:
         if self._span is None:
             return self._held.wait(timeout_s)
         wait = self._recorder.begin(SpanKind.WAIT, self._what) if self._recorder.in_training_thread else None
@@ -60,7 +59,7 @@ class TracedRequest(Request):
                 self._recorder.end(wait)
 
     @property
-    def result(self) -> Any:
+    def result(self) -> T_co:
         return self._held.result
 
     def withdraw(self) -> None:
@@ -128,7 +127,7 @@ class TracedLane(WrapperLane):
         span = self._collective("reduce", send.nbytes)
         return self._traced(self.held.ireduce(send, receive, root), span, "reduce")
 
-    def iallgather(self, send: Array, receive: Array) -> Request:
+    def iallgather(self, send: Array, receive: Array) -> Request[list[Array]]:
         span = self._collective("allgather", send.nbytes)
         return self._traced(self.held.iallgather(send, receive), span, "allgather")
 
@@ -138,7 +137,7 @@ class TracedLane(WrapperLane):
     def _collective(self, what: str, num_bytes: int) -> int:
         return self._recorder.begin(SpanKind.COLLECTIVE, f"{what} in {self._key}", 0, num_bytes)
 
-    def _traced(self, held: Request, span: int, what: str) -> TracedRequest:
+    def _traced(self, held: Request[T], span: int, what: str) -> TracedRequest[T]:
         return TracedRequest(held, self._recorder, span, f"{what} in {self._key}")
 
 

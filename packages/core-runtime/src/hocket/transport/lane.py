@@ -15,7 +15,7 @@ class Mixer(ABC):
     """Repeated weighted sums of the vectors of a lane's ranks; see `Lane.mixer`."""
 
     @abstractmethod
-    def start(self, rows: Sequence[MixingRows]) -> Request:
+    def start(self, rows: Sequence[MixingRows]) -> Request[tuple[int, ...]]:
         """Compute every rank's sums, in place.
 
         A rank waits only for ranks that its sums connect it with, directly or through others, which may differ from
@@ -102,7 +102,7 @@ class Lane(ABC):
         """
 
     @abstractmethod
-    def iallgather(self, send: Array, receive: Array) -> Request:
+    def iallgather(self, send: Array, receive: Array) -> Request[list[Array]]:
         """Gather every rank's message; lengths may differ between ranks and calls.
 
         Args:

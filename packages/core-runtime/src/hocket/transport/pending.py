@@ -6,10 +6,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from hocket.transport import forks
-from hocket.transport.request import Request
+from hocket.transport.request import Request, T_co
 from hocket.transport.status import WaitSite
 from hocket.transport.waiting import WaitsInARow, back_off_s, never, poll_briefly, wait
 
@@ -147,7 +147,7 @@ class _WaitingLane(Protocol):
     def peer(self) -> _WaitingPeer: ...
 
 
-class PendingCall(Request):
+class PendingCall(Request[T_co]):
     """An operation on a lane of ranks that are processes, with its wait.
 
     Args:
@@ -167,7 +167,7 @@ class PendingCall(Request):
         self._what = what
         self._other = other
 
-    def wait(self, timeout_s: float | None = None, is_in_vain: Callable[[], bool] = never) -> Any:
+    def wait(self, timeout_s: float | None = None, is_in_vain: Callable[[], bool] = never) -> T_co:
         """Block until done; see `Request.wait`.
 
         Args:

@@ -5,9 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, overload
 
-__all__ = ["RANKS_DIVERGED", "Finished", "FunctionRequest", "Request"]
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # with defaults, as Python's own has them from 3.13 on
+
+    T_co = TypeVar("T_co", covariant=True, default=object)
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+__all__ = ["RANKS_DIVERGED", "Finished", "FunctionRequest", "Request", "T", "T_co"]
 
 #: The end of a message about ranks that make different calls: likely causes.
 RANKS_DIVERGED = (
@@ -15,8 +27,8 @@ RANKS_DIVERGED = (
 )
 
 
-class Request(ABC):
-    """The future of an asynchronous operation."""
+class Request(ABC, Generic[T_co]):
+    """The future of an asynchronous operation, `Request[T]` of one with a result of type T."""
 
     @abstractmethod
     def done(self) -> bool:
@@ -27,7 +39,7 @@ class Request(ABC):
         """
 
     @abstractmethod
-    def wait(self, timeout_s: float | None = None) -> Any:
+    def wait(self, timeout_s: float | None = None) -> T_co:
         """Block until the operation has finished, without burning a core, and return `result`.
 
         Of lanes on a device only the current stream waits: this returns when the operation has begun.
@@ -41,9 +53,9 @@ class Request(ABC):
         """
 
     @property
-    def result(self) -> Any:
+    def result(self) -> T_co:
         """Return the operation's result, once it is done; None for plain messages."""
-        return None
+        return None  # type: ignore[return-value]  # where it is a plain message's
 
     def withdraw(self) -> None:
         """Give up a receive without a message so far; its buffer is the caller's again. Never blocks.
@@ -55,7 +67,7 @@ class Request(ABC):
         """
         raise TypeError(f"{type(self).__name__}: only a receive can be withdrawn")
 
-    def then(self, act: Callable[[Any], Any]) -> Request:
+    def then(self, act: Callable[[T_co], Request[U] | U]) -> Request[U]:
         """Return a request that is done once this one is and `act` has been called with its result.
 
         `act` runs in the thread that finds this one done, and returns the new request's result. If that is another
@@ -65,7 +77,7 @@ class Request(ABC):
         return _Then(self, act)
 
     @staticmethod
-    def all_of(requests: Iterable[Request]) -> Request:
+    def all_of(requests: Iterable[Request[T]]) -> Request[list[T]]:
         """Return a request that is done once all of these are; its result is the list of theirs.
 
         Its `wait` waits for each in turn, for up to `timeout_s` each.
@@ -73,7 +85,7 @@ class Request(ABC):
         return _All(requests)
 
 
-class Finished(Request):
+class Finished(Request[T_co]):
     """A request that is done from the beginning.
 
     Args:
@@ -82,21 +94,27 @@ class Finished(Request):
 
     __slots__ = ("_result",)
 
+    @overload
+    def __init__(self: Finished[None]) -> None: ...
+
+    @overload
+    def __init__(self, result: T_co) -> None: ...
+
     def __init__(self, result: Any = None) -> None:
-        self._result = result
+        self._result: T_co = result
 
     def done(self) -> bool:
         return True
 
-    def wait(self, timeout_s: float | None = None) -> Any:
+    def wait(self, timeout_s: float | None = None) -> T_co:
         return self._result
 
     @property
-    def result(self) -> Any:
+    def result(self) -> T_co:
         return self._result
 
 
-class FunctionRequest(Request):
+class FunctionRequest(Request[T_co]):
     """A request made of functions, which look and wait elsewhere.
 
     Args:
@@ -112,7 +130,7 @@ class FunctionRequest(Request):
         self,
         done: Callable[[], bool],
         wait: Callable[[float | None], object],
-        result: Callable[[], Any] = lambda: None,
+        result: Callable[[], T_co] = lambda: None,  # type: ignore[assignment, return-value]
         withdraw: Callable[[], object] | None = None,
     ) -> None:
         self._done, self._wait, self._result, self._withdraw = done, wait, result, withdraw
@@ -120,12 +138,12 @@ class FunctionRequest(Request):
     def done(self) -> bool:
         return self._done()
 
-    def wait(self, timeout_s: float | None = None) -> Any:
+    def wait(self, timeout_s: float | None = None) -> T_co:
         self._wait(timeout_s)
         return self._result()
 
     @property
-    def result(self) -> Any:
+    def result(self) -> T_co:
         return self._result()
 
     def withdraw(self) -> None:
@@ -135,12 +153,12 @@ class FunctionRequest(Request):
             self._withdraw()
 
 
-class _Then(Request):
+class _Then(Request[T_co]):
     __slots__ = ("_act", "_held", "_result")
 
-    def __init__(self, held: Request, act: Callable[[Any], Any]) -> None:
-        self._held: Request | None = held
-        self._act = act
+    def __init__(self, held: Request[T], act: Callable[[T], Request[T_co] | T_co]) -> None:
+        self._held: Request[Any] | None = held
+        self._act: Callable[[Any], object] = act
         self._result: Any = None
 
     def done(self) -> bool:
@@ -151,14 +169,15 @@ class _Then(Request):
             self._finish(held.result)
         return self._held is None
 
-    def wait(self, timeout_s: float | None = None) -> Any:
+    def wait(self, timeout_s: float | None = None) -> T_co:
         while (held := self._held) is not None:
             given = held.wait(timeout_s)
             if self._held is held:  # what the wait advanced besides may have found this done, too
                 self._finish(given)
-        return self._result
+        result: T_co = self._result
+        return result
 
-    def _finish(self, given: Any) -> None:
+    def _finish(self, given: object) -> None:
         held, self._held = self._held, None
         try:
             result = self._act(given)
@@ -171,26 +190,27 @@ class _Then(Request):
             self._result = result
 
     @property
-    def result(self) -> Any:
-        return self._result
+    def result(self) -> T_co:
+        result: T_co = self._result
+        return result
 
     def withdraw(self) -> None:
         if self._held is not None:
             self._held.withdraw()
 
 
-def _itself(given: Any) -> Any:
+def _itself(given: T) -> T:
     return given
 
 
-def _fail(error: Exception, given: Any) -> Any:
+def _fail(error: Exception, given: object) -> object:
     raise error
 
 
-class _All(Request):
+class _All(Request[list[T]]):
     __slots__ = ("_left", "_requests")
 
-    def __init__(self, requests: Iterable[Request]) -> None:
+    def __init__(self, requests: Iterable[Request[T]]) -> None:
         self._requests = list(requests)
         self._left = self._requests
 
@@ -198,14 +218,14 @@ class _All(Request):
         self._left = [request for request in self._left if not request.done()]
         return not self._left
 
-    def wait(self, timeout_s: float | None = None) -> list[Any]:
+    def wait(self, timeout_s: float | None = None) -> list[T]:
         for request in self._left:
             request.wait(timeout_s)
         self._left = []
         return self.result
 
     @property
-    def result(self) -> list[Any]:
+    def result(self) -> list[T]:
         return [request.result for request in self._requests]
 
     def withdraw(self) -> None:

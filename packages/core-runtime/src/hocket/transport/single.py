@@ -71,7 +71,7 @@ class _SingleLane(Lane):
         assert receive is not None
         return self.iallreduce(send, receive)
 
-    def iallgather(self, send: Array, receive: Array) -> Request:
+    def iallgather(self, send: Array, receive: Array) -> Request[list[Array]]:
         check_gathering(f"rank 0: {self.name}", send, receive, size=1)
         receive[0, : send.size] = send
         return Finished(gathered(receive, [send.size]))

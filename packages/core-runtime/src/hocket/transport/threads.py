@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from hocket.errors import TransportError
-from hocket.transport.request import Request
+from hocket.transport.request import Request, T, T_co
 from hocket.transport.signals import Event, Wake
 from hocket.transport.status import Status
 from hocket.transport.waiting import back_off, wait
@@ -44,9 +44,9 @@ class Threads:
 
     def __init__(self, peer: Rank) -> None:
         self._peer = peer
-        self._begun: Sequence[ThreadRequest] = ()
+        self._begun: Sequence[ThreadRequest[object]] = ()
 
-    def spawn(self, name: str, call: Callable[[], Any], stop: Callable[[], None] | None = None) -> Request:
+    def spawn(self, name: str, call: Callable[[], T], stop: Callable[[], None] | None = None) -> Request[T]:
         """Run `call()` in another thread of this rank, which has to end before the peer is closed.
 
         Args:
@@ -134,7 +134,7 @@ def wait_until(
     wait(until, longest_s, report, sleep, check=peer.status.check_lost, now=now)
 
 
-class ThreadRequest(Request):
+class ThreadRequest(Request[T_co]):
     """A call in a thread of its own, begun at once. The thread is a daemon: it never keeps a process alive.
 
     Args:
@@ -145,7 +145,7 @@ class ThreadRequest(Request):
     """
 
     def __init__(
-        self, peer: Rank, name: str, call: Callable[[], Any], stop: Callable[[], None] | None
+        self, peer: Rank, name: str, call: Callable[[], T_co], stop: Callable[[], None] | None
     ) -> None:
         self.name = name
         self._peer = peer
@@ -161,7 +161,7 @@ class ThreadRequest(Request):
     def done(self) -> bool:
         return not self._thread.is_alive()
 
-    def wait(self, timeout_s: float | None = None) -> Any:
+    def wait(self, timeout_s: float | None = None) -> T_co:
         wait_until(
             self._peer,
             self.done,
@@ -171,11 +171,12 @@ class ThreadRequest(Request):
         )
         if self._error is not None:
             raise self._error
-        return self._result
+        return self.result
 
     @property
-    def result(self) -> Any:
-        return self._result
+    def result(self) -> T_co:
+        result: T_co = self._result
+        return result
 
     def _live(self) -> None:
         try:

@@ -49,7 +49,7 @@ class WrapperLane(Lane):
     def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
         return self.held.ireduce(send, receive, root)
 
-    def iallgather(self, send: Array, receive: Array) -> Request:
+    def iallgather(self, send: Array, receive: Array) -> Request[list[Array]]:
         return self.held.iallgather(send, receive)
 
     def ibroadcast(self, data: Array, root: int) -> Request:

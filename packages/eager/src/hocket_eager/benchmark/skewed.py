@@ -26,7 +26,7 @@ WARM_UP = 8
 #: Seconds from the agreed start to the first arrival, and from the last arrival to the next agreement.
 SETTLE_S = 0.02
 
-Call = Callable[[int], None]
+Call = Callable[[int], object]
 
 
 class Ground(ABC):

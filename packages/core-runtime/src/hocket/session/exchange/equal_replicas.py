@@ -15,6 +15,7 @@ import logging
 import numpy as np
 from torch import Tensor, nn
 
+from hocket.arrays import Array
 from hocket.errors import DisagreementError
 from hocket.session.exchange.checksums import checksum, compare
 from hocket.session.exchange.phases import Phases
@@ -51,7 +52,7 @@ class EqualReplicas:
         self._strategy, self._averages = strategy, averages
         self._peer = replica.ranks.peer
         self._rounds, self._next = 0, ROUNDS
-        self._asked: Request | None = None
+        self._asked: Request[list[Array]] | None = None
         self._own = np.empty(0, np.uint8)  # held as long as it is sent
         self._found = False
         self._times_found = 0

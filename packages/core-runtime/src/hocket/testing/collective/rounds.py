@@ -171,7 +171,7 @@ def _exchange(
     own: random.Random,
 ) -> None:
     """Start the segments in an order of this rank's own, and wait for them in another."""
-    requests: list[tuple[Segment, bytes, Request]] = []
+    requests: list[tuple[Segment, bytes, Request[Outcome]]] = []
     for segment in own.sample(segments, len(segments)):
         peer.clock.elapse(own.choice([0.0, 0.0, 1e-6, 1e-3]))
         outgoing = segment.outgoing_array.tobytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from typing import cast
 
 import numpy as np
 
@@ -77,7 +78,7 @@ def gather_on_two_lanes(peer: Peer) -> None:
 def drop_a_gathering(peer: Peer) -> None:
     """The last rank drops its request at once; the others get its message, though it waits elsewhere."""
     lane, other = peer.lane("a"), peer.lane("b")
-    request: Request | None = lane.iallgather(*_buffers(peer, 0, 500))
+    request: Request[list[Array]] | None = lane.iallgather(*_buffers(peer, 0, 500))
     if peer.rank == peer.size - 1 > 0:
         request = None
         gc.collect()
@@ -152,4 +153,8 @@ def _check(gathered: list[Array], round: int, lengths: list[int]) -> None:
 
 
 def _check_buffers(request: Request, peer: Peer, round: int, capacity: int) -> None:
-    _check(request.result, round, [_length(rank, round, capacity) for rank in range(peer.size)])
+    _check(
+        cast(list[Array], request.result),
+        round,
+        [_length(rank, round, capacity) for rank in range(peer.size)],
+    )

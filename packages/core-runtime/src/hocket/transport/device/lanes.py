@@ -19,7 +19,7 @@ from torch.distributed import (
     ReduceOptions,
 )
 
-from hocket.arrays import Buffer
+from hocket.arrays import Array, Buffer
 from hocket.errors import TransportError
 from hocket.transport.device.groups import DeviceGroup, open_group
 from hocket.transport.device.operation import DeviceOperation
@@ -82,7 +82,7 @@ class ProcessGroupLane(Lane):
     def irecv(self, data: Buffer, source: int, round: int) -> Request:
         self._refuse("messages, but for those of an exchange with neighbours")
 
-    def iallgather(self, send: Buffer, receive: Buffer) -> Request:
+    def iallgather(self, send: Buffer, receive: Buffer) -> Request[list[Array]]:
         self._refuse("messages of different lengths")
 
     def iexchange(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hocket.arrays import Array, Buffer
 from hocket.transport.faults.request import FaultyRequest
@@ -11,7 +12,7 @@ from hocket.transport.faults.victim import Key, Victim
 from hocket.transport.gathering import check_gathering
 from hocket.transport.lane import Lane, Mixer
 from hocket.transport.peer import Peer
-from hocket.transport.request import Finished, Request
+from hocket.transport.request import Finished, Request, T
 from hocket.transport.wrapper import WrapperLane
 
 __all__ = ["FaultyLane"]
@@ -76,7 +77,7 @@ class FaultyLane(WrapperLane):
     def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
         return self._collective("reduce", lambda: self.held.ireduce(send, receive, root))
 
-    def iallgather(self, send: Array, receive: Array) -> Request:
+    def iallgather(self, send: Array, receive: Array) -> Request[list[Array]]:
         check_gathering(f"rank {self._ranks[self.rank]}: {self.name}", send, receive, self.size)
         return self._collective("allgather", lambda: self.held.iallgather(send, receive))
 
@@ -86,18 +87,18 @@ class FaultyLane(WrapperLane):
     def ibarrier(self) -> Request:
         return self._collective("barrier", self.held.ibarrier)
 
-    def _collective(self, kind: str, start: Callable[[], Request]) -> Request:
+    def _collective(self, kind: str, start: Callable[[], Request[T]]) -> Request[T]:
         self._victim.use()
         return self._begin(kind, -1, _COLLECTIVES, kind, start)
 
-    def _begin(self, kind: str, to: int, key: Key, what: str, start: Callable[[], Request]) -> Request:
+    def _begin(self, kind: str, to: int, key: Key, what: str, start: Callable[[], Request[T]]) -> Request[T]:
         number = self._num_begun[key]
         self._num_begun[key] += 1
         victim, collective = self._victim, key is _COLLECTIVES
         round, nth = (number, 0) if collective else (key[1], number)
         fate = victim.faults.fate(kind, self.name, self._ranks[self.rank], to, round, nth)
         if fate.dropped:
-            return Finished()  # lost, and its sender believes it sent
+            return Finished[Any](None)  # lost, and its sender believes it sent
         victim.clock.look()
         self._held_back[:] = [(other, held) for other, held in self._held_back if not held.has_begun]
         before = next((held for other, held in reversed(self._held_back) if other == key), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hocket.transport.faults.config import FaultPlan
 from hocket.transport.faults.lane import FaultyLane
@@ -12,7 +11,7 @@ from hocket.transport.faults.victim import Victim
 from hocket.transport.gathering import Ranks
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
-from hocket.transport.request import Request
+from hocket.transport.request import Request, T
 from hocket.transport.signals import Bell, Bells, Event, Wake
 from hocket.transport.status import Status
 from hocket.transport.threads import Threads
@@ -107,7 +106,7 @@ class _Threads(Threads):
         self._held = held
         self.shares_process = held.shares_process
 
-    def spawn(self, name: str, call: Callable[[], Any], stop: Callable[[], None] | None = None) -> Request:
+    def spawn(self, name: str, call: Callable[[], T], stop: Callable[[], None] | None = None) -> Request[T]:
         return self._held.spawn(name, call, stop)
 
     def event(self) -> Event:

@@ -108,7 +108,7 @@ class _WallClock(Clock):
         return heap
 
 
-class FaultyRequest(Request):
+class FaultyRequest(Request[Any]):
     """An operation that is begun later, and not before the one that it has to follow.
 
     Args:

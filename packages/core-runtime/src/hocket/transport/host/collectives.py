@@ -138,7 +138,7 @@ class HostMixer(Mixer):
         self._places = places  # whose memory lives as long as this
         self._what = "; ".join(f"{values.what} into {outs.what}" for values, outs in places)
 
-    def start(self, rows: Sequence[MixingRows]) -> Request:
+    def start(self, rows: Sequence[MixingRows]) -> Request[tuple[int, ...]]:
         joined = self._mix.join(rows)
         connected = self._mix.connected(joined)
         graphs = 0

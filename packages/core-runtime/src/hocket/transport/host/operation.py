@@ -72,7 +72,7 @@ class HostLane:
         return exchange
 
 
-class HostOperation(PendingCall):
+class HostOperation(PendingCall[tuple[int, ...]]):
     """An exchange; every `advance` takes it as far as possible. See `HostLane.start`."""
 
     _yields = True

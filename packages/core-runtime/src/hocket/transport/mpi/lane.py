@@ -93,18 +93,20 @@ class MPILane(ProcessLane):
 
         return self._in_order(begin, what, as_bytes(data), other=root)
 
-    def iallgather(self, send: Array, receive: Array) -> Request:
+    def iallgather(self, send: Array, receive: Array) -> Request[list[Array]]:
         """Gather the messages' lengths, and then, with one more call, their bytes; see `Lane.iallgather`."""
         check_gathering(f"rank {self.peer.world_rank}: {self.name}", send, receive, self.size)
         own, lengths = np.array([send.size], np.int64), np.empty(self.size, np.int64)
         begin = partial(self._comm.Iallgather, own, lengths)
         begun: list[Request] = []
 
-        def begin_bytes(_: object) -> Request:
+        def begin_bytes(_: object) -> Request[list[Array]]:
             begun.append(self._gather_bytes(send, receive, lengths.tolist()))
             return begun[0].then(lambda _: gathered(receive, lengths.tolist()))
 
-        gathering = MPIRequest(self, "allgather", begin, own, lengths, order=self.order).then(begin_bytes)
+        gathering: Request[list[Array]] = MPIRequest(
+            self, "allgather", begin, own, lengths, order=self.order
+        ).then(begin_bytes)
 
         def are_bytes_sent() -> bool:
             if not begun:

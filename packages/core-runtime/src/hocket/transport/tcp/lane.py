@@ -98,7 +98,7 @@ class TcpLane(WireLane):
         build = partial(binomial_broadcast, self.rank, self.size, root=root)
         return self._run(what, as_bytes(data), build, other=root)
 
-    def iallgather(self, send: Array, receive: Array) -> Request:
+    def iallgather(self, send: Array, receive: Array) -> Request[list[Array]]:
         check_gathering(f"rank {self.peer.world_rank}: {self.name}", send, receive, self.size)
         if self.size == 1:
             receive[0, : send.size] = send

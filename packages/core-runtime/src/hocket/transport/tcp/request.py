@@ -14,7 +14,7 @@ from hocket.schedule.schedule import Schedule
 from hocket.transport.gathering import gathered
 from hocket.transport.host import HostPeer, ProcessLane
 from hocket.transport.pending import PendingCall
-from hocket.transport.request import RANKS_DIVERGED
+from hocket.transport.request import RANKS_DIVERGED, T_co
 from hocket.transport.tcp.connection import Frame, FrameKind
 from hocket.transport.tcp.wire import Key, Wire
 from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S
@@ -55,7 +55,7 @@ class WireLane(ProcessLane):
         return Key(self._calls, self.peer.world_ranks[rank], round * _TAGS + tag)
 
 
-class TcpOperation(PendingCall):
+class TcpOperation(PendingCall[T_co]):
     """An operation that any look at the wire advances until `finish` is called: a send, or the base of others."""
 
     __slots__ = ("_error", "_finished")
@@ -135,7 +135,7 @@ class ReceiveRequest(TcpOperation):
                 self.finish()
 
 
-class GatherRequest(TcpOperation):
+class GatherRequest(TcpOperation[list[Array]]):
     """A gathering of messages of different lengths: each is sent to all other ranks.
 
     Args:

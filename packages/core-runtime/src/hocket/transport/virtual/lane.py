@@ -130,7 +130,7 @@ class VirtualLane(Lane):
         seconds = self._station.network.reduce_seconds
         return self._join(Call(what, (send, receive), send.nbytes, seconds, conclude))
 
-    def iallgather(self, send: Array, receive: Array) -> Request:
+    def iallgather(self, send: Array, receive: Array) -> Request[list[Array]]:
         self._check_usable(self.rank)
         check_gathering(str(self), send, receive, self.size)
 
@@ -160,7 +160,7 @@ class VirtualLane(Lane):
     def _request(self, describe: Callable[[], str]) -> VirtualRequest:
         return VirtualRequest(self._station, self._timeout_s, describe)
 
-    def _join(self, call: Call) -> Request:
+    def _join(self, call: Call) -> VirtualRequest:
         return self._state.rendezvous.join(self._station, self.rank, self._timeout_s, call)
 
     def _check_usable(self, other: int) -> None:

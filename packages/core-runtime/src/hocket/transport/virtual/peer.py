@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from hocket.errors import TransportError
 from hocket.transport.peer import Clock, Peer
-from hocket.transport.request import Request
+from hocket.transport.request import Request, T
 from hocket.transport.status import Status
 from hocket.transport.threads import Threads
 from hocket.transport.virtual.lane import LaneState, VirtualLane
@@ -186,7 +186,7 @@ class _Threads(Threads):
         self._station = station
         self._tasks: list[ScheduledThread] = []
 
-    def spawn(self, name: str, call: Callable[[], Any], stop: Callable[[], None] | None = None) -> Request:
+    def spawn(self, name: str, call: Callable[[], T], stop: Callable[[], None] | None = None) -> Request[T]:
         """Run `call()` in another task of this rank, in virtual time beside the caller.
 
         The task shares the rank's random states and, in a copy, the caller's context variables (so

@@ -97,7 +97,7 @@ class Station:
             self.scheduler.wait(self.rank, signal, describe, default_timeout_s, timeout_s)
 
 
-class VirtualRequest(Request):
+class VirtualRequest(Request[Any]):
     """A request that the simulation finishes at a moment of virtual time.
 
     `done` charges `poll_s`; `wait` jumps to the moment at which the operation finishes.

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hocket import randomness
 from hocket.errors import PeerLostError, RankKilledError, TransportError
@@ -78,7 +78,7 @@ class Scheduler:
                     _see_out(thread)
             self._random_states.leave()
 
-    def spawn(self, rank: int, name: str, call: Callable[[], Any]) -> ScheduledThread:
+    def spawn(self, rank: int, name: str, call: Callable[[], object]) -> ScheduledThread:
         """Add a task that is due now and runs `call()` in a thread, within a copy of the caller's context."""
         task = ScheduledThread(rank, name, call)
         live = contextvars.copy_context().run

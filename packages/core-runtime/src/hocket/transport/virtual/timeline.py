@@ -65,7 +65,7 @@ class ScheduledThread:
         error: an error to raise in it when it runs again.
     """
 
-    def __init__(self, rank: int, name: str, call: Callable[[], Any]) -> None:
+    def __init__(self, rank: int, name: str, call: Callable[[], object]) -> None:
         self.rank = rank
         self.name = name
         self.call = call
