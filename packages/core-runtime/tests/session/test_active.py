@@ -23,7 +23,7 @@ from hocket.transport.request import Request
 from hocket.transport.single import SinglePeer
 
 
-class Counting(Request):
+class Counting(Request[Outcome]):
     """Done at the third look."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class CountingChannel(Channel):
         super().__init__(segments, {})
         self.requests = [Counting() for _ in segments]
 
-    def start(self, segments: Sequence[Segment], round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request[Outcome]:
         return self.requests[segments[0].index]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.collective.api import Channel
+from hocket.collective.api import Channel, Outcome
 from hocket.errors import ExchangeTimeoutError, TransportError
 from hocket.progress import InlineProgress, ProgressEngine
 from hocket.segment.segment import Segment
@@ -100,7 +100,7 @@ def train(
 class NoSegments(Channel):
     """A channel that nothing is sent on."""
 
-    def start(self, segments: Sequence[Segment], round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request[Outcome]:
         raise AssertionError("nothing to send")
 
 

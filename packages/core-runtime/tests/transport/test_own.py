@@ -40,7 +40,7 @@ class OwnLane(Lane):
     def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
         return self._held.ireduce(send, receive, root)
 
-    def iallgather(self, send: Array, receive: Array) -> Request:
+    def iallgather(self, send: Array, receive: Array) -> Request[list[Array]]:
         return self._held.iallgather(send, receive)
 
     def ibarrier(self) -> Request:

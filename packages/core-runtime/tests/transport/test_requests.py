@@ -12,7 +12,7 @@ from hocket.transport.single import SinglePeer
 from hocket.transport.virtual import VirtualWorld
 
 
-class Third(Request):
+class Third(Request[int]):
     """Done at the third look."""
 
     def __init__(self) -> None:
