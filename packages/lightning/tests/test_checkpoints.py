@@ -13,6 +13,8 @@ from nets import BATCH, Net, flat, on_ranks, samples, trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+import hocket
+
 DILOCO = (
     "diloco",
     "parameters.0.every=4",
@@ -25,13 +27,15 @@ TOPK = (
 )
 
 
-def fit(net: Net, *strategy: str, folder: Path | None = None, ckpt: Any = None, **settings: Any) -> Any:
+def fit(
+    net: Net, *strategy: str, folder: Path | None = None, ckpt: Any = None, data: Any = None, **settings: Any
+) -> Any:
     given: dict[str, Any] = {"max_epochs": 2, **settings}
     if folder is not None:
         given["callbacks"] = [ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, save_last="link")]
         given["enable_checkpointing"] = True
     one = trainer(*strategy, **given)
-    data = DataLoader(samples(), BATCH, shuffle=True)
+    data = DataLoader(samples(), BATCH, shuffle=True) if data is None else data
     one.fit(net, data, DataLoader(samples(8), BATCH), ckpt_path=ckpt)
     return one
 
@@ -67,6 +71,23 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, strategy: tuple[
     expected = on_ranks(uninterrupted)
     on_ranks(lambda: fit(net(), *strategy, folder=tmp_path, max_epochs=1))
     assert torch.equal(on_ranks(resumed)[1], expected[1])
+
+
+@pytest.mark.parametrize("step", [6, 8], ids=["at an epoch's end", "within an epoch"])
+def test_a_loader_of_hocket_s_goes_on_where_it_was(tmp_path: Path, step: int) -> None:
+    def weights(**settings: Any) -> Tensor:
+        own = hocket.loader(samples(), BATCH, seed=5)
+        given = {"max_epochs": 3, "use_distributed_sampler": False, **settings}
+        fit(net := Net(dropout=0.3), *DILOCO, data=own, **given)
+        return flat(net)
+
+    def interrupted() -> Tensor:
+        saves = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=step, save_top_k=-1)
+        return weights(callbacks=[saves], enable_checkpointing=True, max_steps=10)
+
+    whole = on_ranks(weights)
+    on_ranks(interrupted)
+    assert torch.equal(on_ranks(lambda: weights(ckpt=tmp_path / f"step={step}.ckpt"))[1], whole[1])
 
 
 def test_a_checkpoint_without_the_ranks_states_says_so(

@@ -39,6 +39,22 @@ def test_launched_ranks_train_as_virtual_ones(tmp_path: Path, launcher: tuple[st
     assert len(list(tmp_path.rglob("version_*"))) == 1  # rank 0 alone logs
 
 
+IMPORTS = """
+from hocket_lightning import HocketStrategy
+import {module}
+trainer = {module}.Trainer(strategy=HocketStrategy("sgd"), accelerator="cpu", logger=False)
+print(type(trainer.strategy).__mro__[2].__module__.split(".")[0])
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("module", ["lightning", "pytorch_lightning"])
+def test_the_strategy_is_of_the_distribution_that_the_script_uses(module: str) -> None:
+    command = [sys.executable, "-c", IMPORTS.format(module=module)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=115, check=False)
+    assert done.stdout.split() == [module], done.stderr
+
+
 @pytest.mark.full
 def test_one_rank_with_more_devices_says_how_to_start_them(tmp_path: Path) -> None:
     alone = started((sys.executable,), str(tmp_path), "sgd", code=1).stderr

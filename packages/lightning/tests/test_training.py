@@ -20,7 +20,7 @@ STRATEGIES = [
     ("sgd",),
     ("diloco", "parameters.0.every=6"),
     ("dpsgd",),
-    ("sgp",),  # push-sum: it refuses steps with a closure, which Lightning's are
+    ("sgp",),
 ]
 
 
@@ -40,6 +40,41 @@ def test_accumulation_and_clipping_are_those_of_a_plain_loop(strategy: tuple[str
     by_loop = on_ranks(lambda: looped(Net(), *strategy, accumulate=2, clip=0.05))
     assert torch.equal(by_trainer[0], by_loop[0])
     assert not torch.equal(by_trainer[0], on_ranks(lambda: looped(Net(), *strategy, accumulate=2))[0])
+
+
+class Counted(Net):
+    """A network whose rank 0 keeps the bytes that it has sent a step."""
+
+    sent: list[float]
+
+    def on_train_end(self) -> None:
+        session = self.trainer.strategy.session  # type: ignore[attr-defined]
+        if session.is_main:
+            Counted.sent.append(session.counters.bytes_sent / session.step)
+
+
+def test_batches_that_add_up_are_sent_once() -> None:
+    Counted.sent = []
+    on_ranks(lambda: fitted(Counted(), "sgd"))
+    on_ranks(lambda: fitted(Counted(), "sgd", accumulate_grad_batches=2))
+    assert Counted.sent[0] == Counted.sent[1] > 0
+
+
+def test_steps_send_no_losses_of_closures() -> None:
+    class Closures(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            closures.append(closure)
+            return super().step(closure)
+
+    class Stepped(Net):
+        def configure_optimizers(self) -> Any:
+            return Closures(self.parameters(), 0.1)
+
+    closures: list[Any] = []
+    # Torch's own, as nobody else's are known to be independent of what their closures do.
+    Closures.__module__ = "torch.optim.sgd"
+    on_ranks(lambda: fitted(Stepped(), "sgd"))
+    assert closures == 24 * [None]
 
 
 def test_ranks_clip_the_same_norm() -> None:
@@ -106,16 +141,14 @@ class Adapted(Net):
 
 
 def test_adapters_alone_are_sent() -> None:
-    class Counted(Adapted):
-        def on_train_end(self) -> None:
-            session = self.trainer.strategy.session  # type: ignore[attr-defined]
-            sent.append(session.counters.bytes_sent / session.step)
+    class Sent(Counted, Adapted):
+        pass
 
-    sent: list[float] = []
+    Counted.sent = []
     frozen = flat(Net())
-    for whole in on_ranks(lambda: fitted(Counted(), "diloco", "parameters.0.every=1")):
+    for whole in on_ranks(lambda: fitted(Sent(), "diloco", "parameters.0.every=1")):
         assert torch.equal(whole[: frozen.numel()], frozen)
-    assert 8 * 4 <= sent[0] < 36 * 4 < frozen.numel() * 4
+    assert 8 * 4 <= Counted.sent[0] < 36 * 4 < frozen.numel() * 4
 
 
 class Gan(lightning.LightningModule):

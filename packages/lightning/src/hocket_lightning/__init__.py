@@ -7,10 +7,22 @@ from typing import Any
 __all__ = ["HocketStrategy"]
 
 
-def __getattr__(name: str) -> Any:
-    # Late, so that Fabric's strategy works where only lightning_fabric is installed.
-    if name != "HocketStrategy":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hocket_lightning.trainer import HocketStrategy
+def HocketStrategy(strategy: str = "agd", *overrides: str, **options: Any) -> Any:  # noqa: N802
+    """Return the strategy of a Trainer whose ranks exchange as a Hocket strategy says; collective.
 
-    return HocketStrategy
+    Any launcher starts the ranks. After `fit` every rank's model is the replicas' mean.
+
+    Args:
+        strategy, overrides: as `hocket.compose` takes them.
+        options: as `hocket.attach` takes them: `on_nonfinite`, `statistics`, ...
+
+    Returns:
+        A `Strategy` of Lightning's, with `session`: Hocket's session while the model trains, else None.
+
+    Raises:
+        UserError: the strategy cannot be composed, or Lightning is not installed.
+    """
+    # Late, as only now it shows whether the script uses `lightning` or `pytorch_lightning`.
+    from hocket_lightning.trainer import TrainerStrategy
+
+    return TrainerStrategy(strategy, *overrides, **options)

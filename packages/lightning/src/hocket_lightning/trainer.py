@@ -23,19 +23,16 @@ from hocket_lightning.frameworks import lightning
 from hocket_lightning.loaders import EvenBatches
 from hocket_lightning.ranks import RanksOfStrategy
 
-__all__ = ["HocketStrategy"]
+__all__ = ["TrainerStrategy"]
 
 _log = logging.getLogger("hocket")
 
 
-class HocketStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelStrategy):  # type: ignore[misc]
+class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelStrategy):  # type: ignore[misc]
     """The exchange of a Hocket strategy between the ranks of a Trainer.
 
-    Any launcher starts the ranks. After `fit` every rank's model is the replicas' mean.
-
     Args:
-        strategy, overrides: as `hocket.compose` takes them.
-        options: as `hocket.attach` takes them: `on_nonfinite`, `statistics`, ...
+        strategy, overrides, options: as `HocketStrategy`'s.
 
     Attributes:
         session: Hocket's session while the model trains; else None.
@@ -43,7 +40,7 @@ class HocketStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelSt
 
     strategy_name = "hocket"
 
-    def __init__(self, strategy: str = "agd", *overrides: str, **options: Any) -> None:
+    def __init__(self, strategy: str, *overrides: str, **options: Any) -> None:
         super().__init__()
         self._join(strategy, overrides, options)
         self._open = ExitStack()

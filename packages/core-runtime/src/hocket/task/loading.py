@@ -164,18 +164,28 @@ class Loader(DataLoader[Batch]):
 class _Lists(Sampler[list[int]]):
     """The batches of indices of the next pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, loader: Loader) -> None:
         self.following: Iterator[list[int]] = iter(())
+        self._loader = loader
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.following
+
+    @property
+    def sampler(self) -> _Lists:
+        """Itself, as Lightning sets the epoch of a batch sampler's sampler."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass, where no session counts passes."""
+        self._loader._next_epoch = epoch
 
 
 class _IndexedLoader(Loader):
     """The batches of a map-style dataset."""
 
     def __init__(self, dataset: Dataset[Batch], indices: Indices, seed: int, options: Tree) -> None:
-        self._indices, self._lists = indices, _Lists()
+        self._indices, self._lists = indices, _Lists(self)
         if isinstance(dataset, BatchedSamples) and "collate_fn" not in options:
             super().__init__(dataset, seed, sampler=self._lists, batch_size=None, **options)
         else:
