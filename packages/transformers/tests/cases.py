@@ -282,10 +282,13 @@ def adapters(peer: Peer, folder: str) -> dict[str, Any]:
 def of_accelerate(peer: Peer, strategy: list[str], accumulated: int, prepared: bool) -> list[float]:
     """Return the weights of a loop of Accelerate's over loaders of its own."""
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
     from torch.utils.data import DataLoader
 
     from hocket_transformers import exchanging
 
+    AcceleratorState._reset_state()  # of the Trainer before, and its precision, which Transformers 4 leaves behind
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulated)
     trained: Any = model(0.0)
     optimizer: Any = torch.optim.SGD(trained.parameters(), lr=RATE)

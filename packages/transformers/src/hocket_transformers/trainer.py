@@ -85,6 +85,10 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
                 "TrainingArguments(accelerator_config={'split_batches': True}) has no place beside Hocket: batches are "
                 "each rank's own: set per_device_train_batch_size"
             )
+        if self.args.gradient_checkpointing:
+            # Trainer's default before Transformers 5 is reentrant, with which gradients are never known to be complete.
+            own = self.args.gradient_checkpointing_kwargs or {}
+            self.args.gradient_checkpointing_kwargs = {"use_reentrant": False} | own
         super().create_accelerator_and_postprocess()
         refuse_distribution(self.accelerator)
         peer = core.join()
