@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from test_branches import BRANCHES, EXCHANGED, LOCAL, composed
+from torch import Tensor
 from toys import batches, flat, mlp, on_ranks, sgd
 
 import hocket
@@ -192,3 +194,35 @@ def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
     assert told[0].startswith("rank 1 left a batch out of an accumulation at step 0: it counts nothing")
+
+
+def test_an_accumulation_after_steps_of_one_batch_goes_on_without_a_batch() -> None:
+    """Ranks no longer tell each other of each batch then."""
+
+    def run(rank: int) -> tuple[int, Tensor]:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, "sgd") as session:
+            for number, (x, y) in enumerate(session.data(batches(rank, 5))):
+                if rank == 1 and number == 3:
+                    continue
+                with session.accumulate() if number in (2, 3) else nullcontext():
+                    (F.cross_entropy(model(x), y) / (1 if number < 2 else 3)).backward()
+                if number not in (2, 3):
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return session.step, flat(model)
+
+    given = on_ranks(2, run)
+    model = mlp()
+    optimizer = sgd(model)
+    data = [batches(rank, 5) for rank in range(2)]
+    for counted in ([(0, 0), (1, 0)], [(0, 1), (1, 1)], [(0, 2), (0, 3), (0, 4), (1, 2), (1, 4)]):
+        optimizer.zero_grad()
+        for rank, number in counted:
+            x, y = data[rank][number]
+            (F.cross_entropy(model(x), y) / len(counted)).backward()
+        optimizer.step()
+    for steps, weights in given:
+        assert steps == 3
+        torch.testing.assert_close(weights, flat(model), rtol=1e-12, atol=1e-14)
