@@ -180,7 +180,7 @@ def test_failing_neighbour_is_where_the_error_is(write: Write, tmp_path: Path) -
 def test_failing_installed_module_is_where_the_error_is(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hocket.task.user._INSTALLED_FOLDERS", (sysconfig.get_path("stdlib"), str(tmp_path)))
+    monkeypatch.setattr("hocket.task.user.INSTALLED_FOLDERS", (sysconfig.get_path("stdlib"), str(tmp_path)))
     write("installed", "\nraise RuntimeError('not today')\n")
     with pytest.raises(ConfigError) as caught:
         load_user_task("installed:task")
