@@ -16,7 +16,7 @@ from hocket.api import Peer
 from hocket.errors import UserError
 from hocket_lightning.frameworks import lightning
 
-__all__ = ["Ranks", "RanksOfStrategy"]
+__all__ = ["RankEnvironment", "RanksOfStrategy"]
 
 #: As long as rank 0 may take to prepare data, in seconds, while the others wait: there may be much to download.
 _LONGEST_S = 24 * 3600.0
@@ -29,7 +29,7 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Ranks(lightning("fabric.plugins.environments").ClusterEnvironment):  # type: ignore[misc]
+class RankEnvironment(lightning("fabric.plugins.environments").ClusterEnvironment):  # type: ignore[misc]
     """The ranks that Hocket's launcher, torchrun, srun or mpiexec has started; in place of what Lightning detects.
 
     Args:
@@ -86,7 +86,7 @@ class RanksOfStrategy:
         self._exchanges = hocket.compose(strategy, *overrides)
         self._options = options
         self._peer = hocket.join()
-        self.cluster_environment = Ranks(self._peer)
+        self.cluster_environment = RankEnvironment(self._peer)
 
     @property
     def root_device(self) -> torch.device:

@@ -158,7 +158,7 @@ class TrainingSamples(IterableDataset[Any]):
         return int(steps_of_pass * batches)
 
     def _groups(self) -> Iterable[tuple[Any, list[Any]]]:
-        return _Grouped(self.loader, self._trainer.args.gradient_accumulation_steps)
+        return _BatchesOfSteps(self.loader, self._trainer.args.gradient_accumulation_steps)
 
     def _weight(self, item: tuple[Any, list[Any]]) -> float:
         batch, _ = item
@@ -167,7 +167,7 @@ class TrainingSamples(IterableDataset[Any]):
         return float(find_batch_size(batch) or self._batch_size) / self._batch_size
 
 
-class _Grouped:
+class _BatchesOfSteps:
     """The batches of a loader, each with the group of batches that an optimizer step adds up.
 
     Args:

@@ -30,7 +30,7 @@ from hocket.session.refusals import (
     needs_closure,
     refuse_closure,
 )
-from hocket.session.script_run import Request, ScriptRun, is_script
+from hocket.session.script_run import ScriptRequest, ScriptRun, is_script
 from hocket.session.session import Session
 from hocket.session.statistics import check_statistics, warn_of_unsynchronised
 from hocket.session.step.optimizers import Optimizers, stepped_by
@@ -143,7 +143,7 @@ def attach(
     ):
         if given not in allowed:
             raise AttachError(f"{key}={given!r} is not allowed: {' or '.join(map(repr, allowed))}")
-    request = Request.of(out)
+    request = ScriptRequest.of(out)
     strategy = request.choose(strategy)
     observer = request.observer(observer)
     check_composition(strategy)

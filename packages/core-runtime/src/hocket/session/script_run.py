@@ -34,7 +34,7 @@ from hocket.trace import Observer, Trace
 from hocket.transport.joining import launched
 from hocket.transport.network import NetworkModel
 
-__all__ = ["Request", "ScriptRun", "is_script"]
+__all__ = ["ScriptRequest", "ScriptRun", "is_script"]
 
 _log = logging.getLogger("hocket")
 
@@ -45,7 +45,7 @@ _sessions = itertools.count()
 
 
 @dataclass(frozen=True)
-class Request:
+class ScriptRequest:
     """The requests of a user, of `hocket launch` and of `hocket sweep` to a session of a script.
 
     Attributes:
@@ -59,7 +59,7 @@ class Request:
     strategy: Sequence[str | None]
 
     @classmethod
-    def of(cls, out: str | os.PathLike[str] | None) -> Request:
+    def of(cls, out: str | os.PathLike[str] | None) -> ScriptRequest:
         """Return the requests to a session that begins; those of the commands go to a process's first one.
 
         Args:
