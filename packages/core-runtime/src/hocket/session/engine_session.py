@@ -312,6 +312,11 @@ class EngineSession(ABC):
 
     # ---- closing -----------------------------------------------------------------------------------------------
 
+    @property
+    def closes_together(self) -> bool:
+        """Tell whether the other ranks close this session, too, as far as this rank knows."""
+        return not self.state.ended
+
     @abstractmethod
     def close(self) -> None:
         """Carry out `session.close`."""

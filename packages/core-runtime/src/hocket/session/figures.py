@@ -7,17 +7,20 @@ from hocket.session.engine_session import EngineSession
 __all__ = ["figures_of"]
 
 
-def figures_of(session: EngineSession, seconds: float, waited_s: float) -> dict[str, object]:
+def figures_of(
+    session: EngineSession, seconds: float, waited_s: float, call: str = "session.gather"
+) -> dict[str, object]:
     """Return the figures of a session, as a run's summary has them; collective.
 
     Args:
         session: the session, after its last step.
         seconds: the seconds of training of the slowest rank.
         waited_s: the part of this rank's seconds in which it waited for an exchange.
+        call: the call that asks for them, for messages about ranks that make another.
     """
     counters = session.counters
     waits, under_way, sent, outcomes, active, staleness, skipped = zip(
-        *session.gather(
+        *session.gathered(
             [
                 waited_s,
                 counters.under_way_s,
@@ -26,7 +29,8 @@ def figures_of(session: EngineSession, seconds: float, waited_s: float) -> dict[
                 counters.active,
                 counters.staleness_max,
                 session.skipped_steps,
-            ]
+            ],
+            call,
         ),
         strict=True,
     )

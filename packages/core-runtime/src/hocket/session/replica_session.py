@@ -573,11 +573,16 @@ class ReplicaSession(EngineSession):
 
     # ---- closing -----------------------------------------------------------------------------------------------
 
+    @property
+    def closes_together(self) -> bool:
+        # Else the others may be in the step that this rank did not make.
+        return super().closes_together and not self._replica.replaced
+
     def close(self) -> None:
         if self.state.ended:
             return
-        if self._replica.replaced:
-            self.abandon()  # the others may be in the step that this rank did not make
+        if not self.closes_together:
+            self.abandon()
             return
         self.begin_collective("the session's end")
         self._end_partial_step()

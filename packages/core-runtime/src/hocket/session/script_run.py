@@ -159,8 +159,9 @@ class ScriptRun:
     def end(self) -> None:
         """Print the last line and write the summary; collective."""
         session = self._session
-        seconds = max(session.gather(self._seconds))
-        figures = figures_of(session, seconds, session.counters.exposed_wait_s)
+        call = "the session's end"
+        seconds = max(session.gathered(self._seconds, call))
+        figures = figures_of(session, seconds, session.counters.exposed_wait_s, call)
         if session.is_main:
             _say(_last_line(figures))
             if self._results is not None and self._folder is not None:

@@ -321,7 +321,7 @@ class Session:
         """Finish all exchanges and remove the hooks; collective. The model stays usable."""
         run, self._run = self._run, None
         if run is not None:
-            run.end()
+            run.end() if self.inner.closes_together else run.close()
         self.inner.close()
 
     def __enter__(self) -> Self:
