@@ -74,21 +74,35 @@ def test_hosts_that_are_this_one_are_no_others(hosts: str) -> None:
 @pytest.mark.usefixtures("with_mpi")
 def test_mpiexec_needs_names() -> None:
     with pytest.raises(UserError, match=r"^a run needs the hosts' names, such as --hosts a:8,b:8$"):
-        WantedRanks.of(None, "2x8", None, []).starter([PYTHON, "a.py"])
+        WantedRanks.of(None, "2x8", "mpi", []).starter([PYTHON, "a.py"])
+
+
+@pytest.mark.usefixtures("with_mpi")
+def test_between_hosts_ranks_meet_over_torch_unless_mpi_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("HOCKET_SSH", PYTHON)
+    wanted = WantedRanks.of(5, "a:4,b:4", None, [])
+    starter = wanted.starter([PYTHON, "a.py"])
+    assert starter == OwnRanks(starter.hosts)
+    assert [str(host) for host in starter.hosts] == ["a:4", "b:1"]
+    by_mpi = WantedRanks.of(5, "a:4,b:4", "mpi", []).starter([PYTHON, "a.py"])
+    assert isinstance(by_mpi, Mpiexec)
+    assert by_mpi.hosts == starter.hosts
 
 
 @pytest.mark.usefixtures("without_mpi")
-def test_other_hosts_without_mpi_get_a_line_each(
+def test_other_hosts_without_ssh_get_a_line_each(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("HOCKET_SSH", "no-such-ssh")
     Path("a.py").touch()
     launch = ("launch", "--hosts", "a:4,b:2", "a.py", "--name", "x y")
     told = refused(*launch, monkeypatch=monkeypatch, capfd=capfd)
     meeting = "--master-addr a --master-port 29500"
     assert told.splitlines() == [
-        "hocket: other hosts are reached by mpiexec's ssh, and these ranks meet over transport torch: start this",
+        "hocket: there is no ssh to these hosts, or a host has no name: start this",
         f"on a: torchrun --nnodes 2 --node-rank 0 --nproc-per-node 4 {meeting} a.py --name 'x y'",
         f"on b: torchrun --nnodes 2 --node-rank 1 --nproc-per-node 2 {meeting} a.py --name 'x y'",
     ]

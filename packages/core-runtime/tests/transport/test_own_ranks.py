@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.transport.hosts import Host
 from hocket.transport.job_notes import processes_of
 from hocket.transport.launchers import find_launched
 from hocket.transport.launching import launch
@@ -138,3 +140,97 @@ def _wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
+
+
+#: A stand-in for ssh, which runs the command on this host: it leaves out its options and the host's name.
+SSH = "import os, sys; os.execvp('sh', ['sh', '-c', sys.argv[-1]])"
+
+#: Addresses of this host that are none of its names.
+HOSTS = (Host("127.0.0.2", 2), Host("127.0.0.3", 1))
+
+
+@pytest.fixture
+def run_far(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """Return a function that runs a program on ranks of two other hosts."""
+    monkeypatch.setenv("HOCKET_SSH", shlex.join([sys.executable, "-c", SSH]))
+
+    def run_ranks(program: str, **environment: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-c", BEGIN + program]
+        status = launch(OwnRanks(HOSTS), 3, command, folder=tmp_path, environment=environment)
+        shown = capfd.readouterr()
+        return status, shown.out, shown.err
+
+    return run_ranks
+
+
+def test_ranks_of_other_hosts_find_one_another(
+    run_far: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"HOCKET_OF_A_TEST": 'it\'s "here"', "OF_NOBODY": "stays"}
+    status, out, err = run_far("print(json.dumps([os.getcwd(), dict(os.environ)]), flush=True)", **given)
+    assert (status, err) == (0, "")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert {folder for folder, _ in found} == {str(tmp_path)}
+    launched = [find_launched(variables) for _, variables in found]
+    ranks = sorted((each.rank, each.local_rank, each.local_size) for each in launched if each)
+    assert ranks == [(0, 0, 2), (1, 1, 2), (2, 0, 1)]
+    places = {(each.rendezvous.host, each.rendezvous.port) for each in launched if each and each.rendezvous}
+    assert [host for host, _ in places] == ["127.0.0.2"]
+    assert {variables["HOCKET_OF_A_TEST"] for _, variables in found} == {'it\'s "here"'}
+
+
+def test_a_rank_of_another_host_that_fails_ends_the_others(
+    run_far: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    note = f"open({str(tmp_path)!r} + f'/pid-{{rank}}', 'w').write(str(os.getpid()))"
+    status, _, err = run_far(f"{note}; rank == 2 and [time.sleep(1), sys.exit(3)]; {SLEEP}")
+    assert (status, err) == (3, "hocket: rank 2 ended with exit code 3; all ranks were ended\n")
+    for path in tmp_path.glob("pid-*"):
+        await_end(int(path.read_text()))
+
+
+def test_a_killed_rank_of_another_host_is_named_with_its_host(
+    run_far: Callable[..., tuple[int, str, str]],
+) -> None:
+    status, _, err = run_far(f"rank == 1 and os.kill(os.getpid(), signal.SIGKILL); {SLEEP}")
+    assert err.startswith("hocket: rank 1 on 127.0.0.2 was killed by SIGKILL")
+    assert status == 137
+
+
+def test_a_signal_for_all_ranks_reaches_those_of_other_hosts(
+    run_far: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """SIGTERM to the starter asks ranks to save and end, by SIGUSR1."""
+    ends = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))"
+    starter = os.getpid()
+    ask = f"rank == 0 and [time.sleep(1), os.kill({starter}, signal.SIGTERM)]"
+    status, _, err = run_far(f"{ends}; {ask}; {SLEEP}")
+    assert (status, err) == (0, "")
+
+
+def test_a_host_that_cannot_be_reached_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = "ssh: connect to host 127.0.0.2 port 22: Connection refused"
+    program = f"import sys; print({said!r}, file=sys.stderr); sys.exit(255)"
+    monkeypatch.setenv("HOCKET_SSH", shlex.join([sys.executable, "-c", program]))
+    assert launch(OwnRanks(HOSTS), 3, ["true"], folder=tmp_path) == 255
+    shown = capfd.readouterr().err
+    assert said in shown
+    assert "reachable without a password: `ssh 127.0.0.3 true`" in shown
+
+
+def await_end(process: int) -> None:
+    """Wait until a process has ended.
+
+    Raises:
+        AssertionError: it has not, after ten seconds.
+    """
+    for _ in range(1000):
+        if not Path(f"/proc/{process}").exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"process {process} has not ended")

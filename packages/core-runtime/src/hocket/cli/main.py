@@ -77,7 +77,7 @@ def run(
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@rank_options("the hosts' places", "mpi if installed, else torch", transports=("mpi", "torch"))
+@rank_options("the hosts' places", "torch between hosts, else mpi if installed", transports=("mpi", "torch"))
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for `python -m`.")
 @click.option(
     "--out",

@@ -21,7 +21,7 @@ def ranks_option(default: str) -> Option:
 
 def rank_options(
     ranks: str,
-    transport: str = "the file's, else mpi if installed, else torch",
+    transport: str = "the file's, else torch between hosts, else mpi if installed",
     *,
     transports: tuple[str, ...] = ("mpi", "torch", "virtual"),
 ) -> Option:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from hocket.transport.hosts import Host, are_here, parse_hosts, share_out
 from hocket.transport.job_folder import job_folder, shared_job_folder
 from hocket.transport.launching import Starter, launch, usable_mpiexec
 from hocket.transport.mpiexec import find_mpiexec
-from hocket.transport.own_ranks import OwnRanks
+from hocket.transport.own_ranks import OwnRanks, ssh
 
 __all__ = ["WantedRanks", "launch_here"]
 
@@ -82,11 +83,11 @@ class WantedRanks:
         """
         hosts = self._shared()
         mpiexec = None
-        if self.transport is None:
-            mpiexec = usable_mpiexec()
-        elif self.transport == "mpi":
-            mpiexec = find_mpiexec()
         elsewhere = not are_here(hosts) or len(hosts) > 1
+        if self.transport == "mpi":
+            mpiexec = find_mpiexec()
+        elif self.transport is None and (self.mpi_args or not elsewhere):
+            mpiexec = usable_mpiexec()
         if mpiexec is not None:
             if elsewhere and not all(host.name for host in hosts):
                 raise UserError("a run needs the hosts' names, such as --hosts a:8,b:8")
@@ -95,13 +96,11 @@ class WantedRanks:
             raise UserError(
                 "--mpi-arg is for mpiexec, and these ranks meet over transport torch: leave it out"
             )
-        if elsewhere:
+        reaches = shutil.which(ssh()[0]) is not None and "SLURM_JOB_ID" not in os.environ
+        if elsewhere and not (reaches and all(host.name for host in hosts)):
             lines = "\n".join(_lines(hosts, command))
-            raise UserError(
-                "other hosts are reached by mpiexec's ssh, and these ranks meet over transport torch: start this\n"
-                f"{lines}"
-            )
-        return OwnRanks()
+            raise UserError(f"there is no ssh to these hosts, or a host has no name: start this\n{lines}")
+        return OwnRanks(hosts if elsewhere else ())
 
     def _shared(self) -> tuple[Host, ...]:
         return share_out(self.hosts, self.ranks) if self.hosts else ()

@@ -18,7 +18,7 @@ from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.transport.hosts import Host
 from hocket.transport.job_output import Report
-from hocket.transport.rank_process import ALLOCATOR, end_with_parent, home
+from hocket.transport.rank_process import end_with_parent, forwarded, home
 
 __all__ = ["Mpiexec", "find_mpiexec"]
 
@@ -26,8 +26,6 @@ _FIRST_WITH_ULFM = 5
 # A user's own choice of where Open MPI's files go: it takes no second one.
 _EVERYBODYS_FOLDER = "PRTE_MCA_prte_tmpdir_base"
 _OWN_FILES = "launcher"
-# What ranks of other hosts are to have as those of this one: ssh brings nothing along.
-_FORWARDED = {*ALLOCATOR, "OMP_NUM_THREADS", "PYTHONPATH"}
 
 
 @dataclass(frozen=True)
@@ -107,11 +105,14 @@ class Mpiexec:
             variables: all of them.
             report: of the job, with the folder of its files.
         """
-        forwarded = [name for name in variables if name in _FORWARDED or name.startswith("HOCKET_")]
         # In a process group of its own: a terminal's Ctrl-C goes to who has started the job, and is passed on once.
         return subprocess.Popen(
             self.command(
-                ranks, program, folder=report.folder / _OWN_FILES, outliving=True, forwarded=forwarded
+                ranks,
+                program,
+                folder=report.folder / _OWN_FILES,
+                outliving=True,
+                forwarded=forwarded(variables),
             ),
             env=variables,
             stdin=subprocess.DEVNULL,

@@ -1,33 +1,51 @@
-"""Ranks of this host as child processes over transport `torch`, without an mpiexec."""
+"""Ranks over transport `torch` without an mpiexec: child processes of this host, and of others by ssh."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import select
+import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import IO
+from typing import IO, ClassVar
 
-from hocket.transport.hosts import Host
+from hocket.transport.hosts import Host, are_here
 from hocket.transport.job_output import Report
-from hocket.transport.rank_process import end_with_parent
+from hocket.transport.rank_process import end_with_parent, forwarded
 
-__all__ = ["OwnRanks", "RankProcesses"]
+__all__ = ["OwnRanks", "RankProcesses", "ssh"]
 
 _HOST = "127.0.0.1"
+# The variable of the command that reaches other hosts.
+_SSH = "HOCKET_SSH"
+# The ports of which one is taken where the first host is another one, as no free one can be asked for there.
+_PORTS = range(61440, 65536)
+# The exit status of an ssh that does not reach its host.
+_NOT_REACHED = 255
+# Shells say 128 + n of a process that signal n has killed.
+_KILLED = 128
 # Seconds that a rank may take to end by itself after SIGTERM.
 _ENDING_TIMEOUT_S = 3.0
 
 
+@dataclass(frozen=True)
 class OwnRanks:
-    """A starter of ranks with the variables that torchrun sets."""
+    """A starter of ranks with the variables that torchrun sets, on this host or by ssh.
 
-    transport = "torch"
+    Attributes:
+        hosts: the hosts of the ranks, with their numbers; none for this host.
+    """
+
+    transport: ClassVar[str] = "torch"
+
     hosts: Sequence[Host] = ()
 
     def start(
@@ -41,7 +59,12 @@ class OwnRanks:
             variables: all except those that differ between ranks.
             report: takes the ranks' ends.
         """
-        return RankProcesses(ranks, program, variables, report)
+        return RankProcesses(self.hosts or (Host("", ranks),), program, variables, report)
+
+
+def ssh() -> list[str]:
+    """Return the command that reaches other hosts: `ssh`, or the one that HOCKET_SSH says."""
+    return shlex.split(os.environ.get(_SSH, "ssh"))
 
 
 class RankProcesses:
@@ -56,21 +79,22 @@ class RankProcesses:
     stdout: None = None
 
     def __init__(
-        self, ranks: int, program: Sequence[str], variables: Mapping[str, str], report: Report
+        self, hosts: Sequence[Host], program: Sequence[str], variables: Mapping[str, str], report: Report
     ) -> None:
         self.returncode: int | None = None
         self._report = report
         self._failed = 0
         self._kill_s: float | None = None
-        common = {**variables, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        common |= {"MASTER_ADDR": _HOST, "MASTER_PORT": str(_free_port())}
+        places = [(host, local) for host in hosts for local in range(host.ranks)]
+        common = {"WORLD_SIZE": str(len(places)), **_meeting(hosts)}
+        self._hosts = [host for host, _ in places]
         self._processes: list[subprocess.Popen[bytes]] = []
         reading, writing = os.pipe()
         self.stderr: IO[bytes] = os.fdopen(reading, "rb", buffering=0)
         try:
-            for rank in range(ranks):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                self._processes.append(_begin(program, {**common, **own}, writing))
+            for rank, (host, local) in enumerate(places):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(host.ranks)}
+                self._processes.append(_begin(host, program, variables, {**common, **own}, writing))
         except BaseException:
             self.kill()
             for process in self._processes:
@@ -122,8 +146,14 @@ class RankProcesses:
 
     def _send(self, number: int) -> None:
         for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
+            with contextlib.suppress(OSError, ValueError):  # it has ended
+                if process.stdin is None:
+                    process.send_signal(number)
+                    continue
+                process.stdin.write(b"%d\n" % number)
+                process.stdin.flush()
+                if number == signal.SIGKILL:
+                    process.kill()  # the rank ends where its connection does
 
     def _sleep(self, longest_s: float) -> None:
         """Sleep until one has ended, at most `longest_s` seconds."""
@@ -137,22 +167,58 @@ class RankProcesses:
         self._failed = self._failed or status
         if self._kill_s is not None or status == 0:
             return
-        if status < 0:
+        host = self._hosts[rank]
+        if not are_here([host]) and status == _NOT_REACHED:
+            self.terminate()  # ssh has said why
+            return
+        if not are_here([host]) and status > _KILLED:
+            self._report.rank_was_killed(rank, host.name, status - _KILLED)
+        elif status < 0:
             self._report.rank_was_killed(rank, socket.gethostname(), -status)
         else:
             self._report.rank_left(rank, status)
 
 
-def _begin(program: Sequence[str], variables: Mapping[str, str], errors: int) -> subprocess.Popen[bytes]:
+def _meeting(hosts: Sequence[Host]) -> dict[str, str]:
+    """Return the variables that name the place where ranks meet, on the first host."""
+    first = hosts[0]
+    if are_here(hosts):
+        return {"MASTER_ADDR": _HOST, "MASTER_PORT": str(_free_port())}
+    if not are_here([first]):
+        return {"MASTER_ADDR": first.name, "MASTER_PORT": str(random.SystemRandom().choice(_PORTS))}
+    return {"MASTER_ADDR": socket.gethostname(), "MASTER_PORT": str(_free_port())}
+
+
+def _begin(
+    host: Host, program: Sequence[str], variables: Mapping[str, str], own: Mapping[str, str], errors: int
+) -> subprocess.Popen[bytes]:
+    """Start a rank's process, or the ssh that starts it.
+
+    Args:
+        host: the rank's host.
+        program: its command.
+        variables: those of all ranks.
+        own: its own ones.
+        errors: the descriptor for its error output.
+    """
+    here = are_here([host])
+    command = program if here else _far_command(host, program, {**forwarded(variables), **own})
     # In a process group of its own: a terminal's Ctrl-C goes to who has started the job, and is passed on once.
     return subprocess.Popen(
-        program,
-        env=variables,
-        stdin=subprocess.DEVNULL,
+        command,
+        env={**variables, **own} if here else {**variables},
+        stdin=subprocess.DEVNULL if here else subprocess.PIPE,
         stderr=errors,
         process_group=0,
         preexec_fn=partial(end_with_parent, signal.SIGKILL),  # noqa: PLW1509 (it takes no lock)
     )
+
+
+def _far_command(host: Host, program: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    """Return the command that starts a rank on another host, with the same Python in the same folder."""
+    assignments = [f"{name}={value}" for name, value in variables.items()]
+    far = ["env", *assignments, sys.executable, "-m", "hocket.transport.far_rank", os.getcwd(), *program]
+    return [*ssh(), "-o", "BatchMode=yes", host.name.strip("[]"), shlex.join(far)]
 
 
 def _free_port() -> int:

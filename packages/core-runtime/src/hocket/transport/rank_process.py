@@ -16,6 +16,7 @@ __all__ = [
     "ALLOCATOR",
     "allow_files",
     "end_with_parent",
+    "forwarded",
     "home",
     "own_python",
     "threads_per_rank",
@@ -67,6 +68,12 @@ def variables_of_ranks(local_ranks: int) -> dict[str, str]:
     }
     added = {**ALLOCATOR, **_LOG_LEVEL, **home(), "OMP_NUM_THREADS": str(threads_per_rank(local_ranks))}
     return {**added, **own}
+
+
+def forwarded(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that ranks of other hosts have as those of this one: ssh brings nothing along."""
+    names = (*ALLOCATOR, "OMP_NUM_THREADS", "PYTHONPATH")
+    return {name: value for name, value in variables.items() if name in names or name.startswith("HOCKET_")}
 
 
 def home() -> dict[str, str]:
