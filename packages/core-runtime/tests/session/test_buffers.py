@@ -100,7 +100,8 @@ def test_a_session_says_where_outer_parameters_leave_them_alone(caplog: pytest.L
         on_ranks(RANKS, lambda rank: train(rank, OUTER, "parameters.0.buffers=mean"))
         on_ranks(RANKS, train)
         assert [told.partition(": ")[0] for told in caplog.messages] == [
-            "parameters.0 steps outer parameters every 2 steps"
+            "parameters.0 steps outer parameters every 2 steps with momentum 0.9 from the first step on",
+            "parameters.0 steps outer parameters every 2 steps",
         ]
 
 

@@ -66,8 +66,8 @@ def test_the_folder_of_a_script_is_a_run(tmp_path: Path, capsys: pytest.CaptureF
     assert hocket.compose({"strategy": record.config["strategy"]}) == hocket.compose("agd")
     assert json.loads((out / "run.json").read_text())[0]["hosts"]
     first, last = capsys.readouterr().err.splitlines()
-    assert first.startswith("hocket: agd on 2 ranks over virtual, 10 parameters: in each step, ")
-    assert last.startswith("hocket: 3 steps in ")
+    assert first.startswith("Hocket: agd on 2 ranks over virtual, 10 parameters: in each step, ")
+    assert last.startswith("Hocket: 3 steps in ")
 
 
 def test_a_run_goes_on_after_its_checkpoint(tmp_path: Path) -> None:

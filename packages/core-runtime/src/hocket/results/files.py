@@ -109,7 +109,7 @@ class Results:
             remember(folder, CONFIG, [text_of_config(config)])
         outdated = [SUMMARY, MODEL, PICTURE, REPORT, TRACE_FILE]
         for name in outdated:
-            if name in (*self._owned, TRACE_FILE) and not foreign(folder, [name]):
+            if not foreign(folder, [name]):
                 (folder / name).unlink(missing_ok=True)
         if self._resumed_after is None and CHECKPOINTS in self._owned:
             keep_newest(folder / CHECKPOINTS, 0, _EARLIER)

@@ -98,10 +98,8 @@ class ScriptRequest:
 
 
 def is_script() -> bool:
-    """Return whether a launcher has started this process with a program that is not Hocket's own."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    own = (spec is not None and spec.name.partition(".")[0] == "hocket") or Path(sys.argv[0]).name == "hocket"
-    return launched() is not None and not own
+    """Return whether a launcher has started this process with a program that is no command of Hocket's."""
+    return launched() is not None and "hocket.cli" not in sys.modules
 
 
 class ScriptRun:
@@ -182,7 +180,7 @@ class ScriptRun:
 
 
 def _say(line: str) -> None:
-    print(f"hocket: {line}", file=sys.stderr, flush=True)
+    print(f"Hocket: {line}", file=sys.stderr, flush=True)  # problems begin with hocket:
 
 
 def _first_line(session: EngineSession, hosts: Sequence[str]) -> str:

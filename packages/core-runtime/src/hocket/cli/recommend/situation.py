@@ -56,7 +56,7 @@ def with_script(asked: Asked) -> Asked:
         UserError: the script's run has not ended.
     """
     folder = Path(asked.target or "")
-    if asked.target is None or not (folder / CONFIG).is_file():
+    if asked.target is None or not os.path.isfile(folder / CONFIG):
         return asked
     config = read_config(folder / CONFIG)
     if config["task"].get("name") != SCRIPT:
