@@ -99,6 +99,7 @@ class RankProcesses:
             self.kill()
             for process in self._processes:
                 process.wait()
+                _close(process)
             self.stderr.close()
             raise
         finally:
@@ -125,6 +126,7 @@ class RankProcesses:
                 if status is not None:
                     del self._left[descriptor]
                     os.close(descriptor)
+                    _close(self._processes[rank])
                     self._note_end(rank, status)
         self.returncode = self._failed
 
@@ -212,6 +214,13 @@ def _begin(
         process_group=0,
         preexec_fn=partial(end_with_parent, signal.SIGKILL),  # noqa: PLW1509 (it takes no lock)
     )
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    """Close the way to a process that has ended."""
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):  # what it has not read is for nobody
+            process.stdin.close()
 
 
 def _far_command(host: Host, program: Sequence[str], variables: Mapping[str, str]) -> list[str]:
