@@ -81,6 +81,33 @@ def test_a_run_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
     assert len(json.loads((out / "run.json").read_text())) == 2
 
 
+def test_seconds_go_on_with_the_rows_that_are_kept(tmp_path: Path) -> None:
+    out, saved = tmp_path / "a", tmp_path / "checkpoints"
+    run(out, 2, load=saved)  # rows 1 and 2, and a checkpoint after step 2
+    (out / "summary.json").unlink()  # as if it had been cut off then
+    first = rows(out)
+    run(out, 5, load=saved)
+    again = rows(out)
+    assert again[:2] == first
+    assert [row["step"] for row in again] == [1, 2, 3, 4, 5]
+    for name in ("seconds", "bytes_sent", "exposed_wait_s"):
+        assert [row[name] for row in again] == sorted(row[name] for row in again)
+    summary = read_record(out, "a").summary
+    assert summary is not None
+    assert summary["seconds"] >= again[-1]["seconds"] > first[-1]["seconds"]
+    assert summary["steps_per_second"] == pytest.approx(5 / summary["seconds"])
+
+
+def test_steps_before_a_folder_has_rows_are_in_no_time(tmp_path: Path) -> None:
+    saved = tmp_path / "checkpoints"
+    run(None, 2, load=saved)
+    run(tmp_path / "a", 5, load=saved)
+    summary = read_record(tmp_path / "a", "a").summary
+    assert summary is not None
+    assert summary["steps_per_second"] == pytest.approx(3 / summary["seconds"])
+    assert 0 <= summary["exposed_wait_fraction"] <= 1
+
+
 def test_a_run_that_begins_anew_replaces_one_that_was_cut_off(tmp_path: Path) -> None:
     out = tmp_path / "a"
     with pytest.raises(RuntimeError, match="power cut"):

@@ -8,7 +8,12 @@ __all__ = ["figures_of"]
 
 
 def figures_of(
-    session: EngineSession, seconds: float, waited_s: float, call: str = "session.gather"
+    session: EngineSession,
+    seconds: float,
+    waited_s: float,
+    *,
+    first_step: int = 0,
+    call: str = "session.gather",
 ) -> dict[str, object]:
     """Return the figures of a session, as a run's summary has them; collective.
 
@@ -16,6 +21,7 @@ def figures_of(
         session: the session, after its last step.
         seconds: the seconds of training of the slowest rank.
         waited_s: the part of this rank's seconds in which it waited for an exchange.
+        first_step: the number of steps before these seconds.
         call: the call that asks for them, for messages about ranks that make another.
     """
     counters = session.counters
@@ -44,7 +50,7 @@ def figures_of(
         "skipped_steps": max(skipped),
         "skipped_steps_ranks": list(skipped),
         "seconds": seconds,
-        "steps_per_second": session.step / seconds if seconds > 0 else None,
+        "steps_per_second": (session.step - first_step) / seconds if seconds > 0 else None,
         "bytes_sent_per_step": bytes_sent / max(1, session.step),
         "exposed_wait_fraction": exposed_s / seconds if seconds > 0 else None,
         "exposed_wait_fraction_ranks": [each / seconds if seconds > 0 else None for each in waits],

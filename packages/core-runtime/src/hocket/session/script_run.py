@@ -20,9 +20,10 @@ from hocket.errors import HocketError
 from hocket.plain import Tree
 from hocket.plan.plan import plan
 from hocket.quantities import format_bytes, format_seconds
-from hocket.results import TRACE_FILE
+from hocket.results import METRICS, TRACE_FILE
 from hocket.results.files import Results, write_summary
 from hocket.results.folder import prepared
+from hocket.results.history import read_rows
 from hocket.results.provenance import describe_start
 from hocket.results.script import FILES, OUT, SCRIPT, START, STRATEGY, TRACE, check_folder
 from hocket.session.engine_session import EngineSession
@@ -118,6 +119,8 @@ class ScriptRun:
         self._closing = contextlib.ExitStack()
         self._results: Results | None = None
         self._last_row: Tree = {}
+        #: The steps and the waits before the seconds that are counted.
+        self._first_step, self._first_waited_s = 0, 0.0
         self._folder = folder
         if session.is_main:
             if folder is not None:
@@ -131,9 +134,18 @@ class ScriptRun:
             _say(_first_line(session, hosts))
 
     def resume_after(self, step: int) -> None:
-        """Keep the rows up to a step that a checkpoint has restored."""
-        if self._results is not None:
-            self._results.resume_after(step)
+        """Keep the rows up to a step that a checkpoint has restored, and count their seconds, too."""
+        self._first_step, self._first_waited_s = step, self._session.counters.exposed_wait_s
+        self._last_row = {"exposed_wait_s": self._first_waited_s}
+        if self._results is None or self._folder is None:
+            return
+        self._results.resume_after(step)
+        path = self._folder / METRICS
+        kept = [row for row in read_rows(path) if row["step"] <= step] if path.exists() else []
+        if kept:
+            self._last_row = dict(kept[-1])
+            self._since_s -= kept[-1]["seconds"]
+            self._first_step = 0
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Write a row of rank 0: its values, and this rank's seconds, bytes and waits so far."""
@@ -158,10 +170,14 @@ class ScriptRun:
         """Print the last line and write the summary; collective."""
         session = self._session
         call = "the session's end"
-        seconds = max(session.gathered(self._seconds, call))
-        figures = figures_of(session, seconds, session.counters.exposed_wait_s, call)
+        every = session.gathered([self._seconds, self._first_step], call)
+        seconds, first_step = max(own for own, _ in every), every[0][1]  # rank 0 knows of earlier rows
+        before_s = self._first_waited_s if first_step else 0.0
+        figures = figures_of(
+            session, seconds, session.counters.exposed_wait_s - before_s, first_step=first_step, call=call
+        )
         if session.is_main:
-            _say(_last_line(figures))
+            _say(_last_line(figures, session.step - first_step))
             if self._results is not None and self._folder is not None:
                 if self._last_row.get("step") != session.step:
                     self.write({})
@@ -218,9 +234,9 @@ def _volume(session: EngineSession, strategy: Strategy, hosts: Sequence[str]) ->
     return f", {format_bytes(planned.bytes_per_step)} a rank and step"
 
 
-def _last_line(figures: Mapping[str, Any]) -> str:
-    """Return a sentence on the steps, their time, and its parts."""
-    steps, seconds = figures["steps"], figures["seconds"]
+def _last_line(figures: Mapping[str, Any], steps: int) -> str:
+    """Return a sentence on the steps that were timed, their time, and its parts."""
+    seconds = figures["seconds"]
     line = f"{steps:,} step{'s' * (steps != 1)} in {format_seconds(seconds)}"
     if steps:
         line += f": {format_seconds(seconds / steps)} a step"

@@ -66,13 +66,14 @@ def with_script(asked: Asked) -> Asked:
             f"{folder}: the script's run has not ended: its steps and its model's size are not known yet"
         )
     summary = read_summary(folder / SUMMARY)
-    computing_s = summary["seconds"] * (1 - summary["exposed_wait_fraction"]) / max(1, summary["steps"])
+    speed = summary["steps_per_second"]  # None or 0 where no step was timed
+    step = f"{(1 - summary['exposed_wait_fraction']) / speed:.6g}s" if speed else None
     return replace(
         asked,
         target=None,
         overrides=(f"ranks={config['ranks']}", *asked.overrides),
         params=asked.params or str(summary["parameters"]),
-        step=asked.step or f"{computing_s:.6g}s",
+        step=asked.step or step,
     )
 
 
