@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hocket.cli.comparing import require_plotly, write_report
+from hocket.cli.printing import say_results
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.errors import UserError
 from hocket.results import SUMMARY
@@ -90,8 +91,7 @@ def _show_results(out: Path, script: str, report: bool) -> None:
         return
     if report:
         write_report(out, script)
-    names = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
-    print(f"results in {os.path.relpath(out)}: {', '.join(names)}")
+    say_results(out)
 
 
 def _program(script: str, module: bool) -> list[str]:

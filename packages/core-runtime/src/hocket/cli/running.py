@@ -20,6 +20,7 @@ from hocket.checkpoint.folder import complete
 from hocket.cli.combinations import has_several_values
 from hocket.cli.comparing import require_plotly
 from hocket.cli.folders import check_asked, check_free, load_resumed, named_folder, prepared, with_ranks
+from hocket.cli.printing import say_results
 from hocket.cli.run_options import RunOptions
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.config.settings import Device, TransportName
@@ -357,7 +358,6 @@ def _show_results(folder: Path, options: RunOptions) -> None:
         f"{text_of_metrics(summary)} after {summary['steps']} steps in {format_seconds(summary['seconds'])}{clock}"
         f"{waiting if summary['ranks'] > 1 else ''}"
     )
-    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    print(f"results in {os.path.relpath(folder)}: {', '.join(names)}")
+    say_results(folder)
     if (folder / TRACE_FILE).exists():
         print(f"trace: open {os.path.relpath(folder / TRACE_FILE)} in https://ui.perfetto.dev")

@@ -77,7 +77,6 @@ def differing_keys(
     earlier: TreeView, later: TreeView, keys: Sequence[str]
 ) -> list[tuple[str, object, object]]:
     """Return the keys below `keys` in which two configurations differ, with both values."""
-
     was, now = (flattened({key: each.get(key) for key in keys}) for each in (earlier, later))
     absent = "nothing"
     return [

@@ -211,7 +211,6 @@ def _user_modules(config: TreeView) -> dict[Path, Path]:
     They are the modules that a configuration names, and those imported from the working directory or from the folders
     of the named ones.
     """
-
     found = {_path_of(module, file): file for module, file in _named(config)}
     main = user_file("__main__")
     if main is not None and main.suffix == ".py" and sys.modules["__main__"].__spec__ is None:
@@ -229,7 +228,6 @@ def _user_modules(config: TreeView) -> dict[Path, Path]:
 
 def _named(config: TreeView) -> Iterator[tuple[str, Path]]:
     """Yield the user's own modules that a configuration names, and their files."""
-
     for named in flattened({key: config.get(key) for key in _NAMING}).values():
         module, separator, _ = str(named).partition(":")
         found = user_file(module) if separator else None

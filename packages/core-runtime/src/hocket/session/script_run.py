@@ -114,7 +114,6 @@ class ScriptRun:
 
     def __init__(self, session: EngineSession, folder: Path | None, hosts: Sequence[str]) -> None:
         self._session = session
-        self._hosts = hosts
         self._since_s = session.peer.clock.now()
         self._closing = contextlib.ExitStack()
         self._results: Results | None = None
@@ -182,8 +181,8 @@ class ScriptRun:
                 if self._last_row.get("step") != session.step:
                     self.write({})
                 own = {name: value for name, value in self._last_row.items() if name not in _OF_ROWS}
-                parameters = sum(each.numel() for each in session.model.parameters())
-                write_summary(self._folder, {**figures, "task": SCRIPT, "parameters": parameters, **own})
+                of_script = {"task": SCRIPT, "parameters": _num_parameters(session)}
+                write_summary(self._folder, {**figures, **of_script, **own})
         self.close()
 
     def close(self) -> None:
@@ -199,9 +198,13 @@ def _say(line: str) -> None:
     print(f"Hocket: {line}", file=sys.stderr, flush=True)  # problems begin with hocket:
 
 
+def _num_parameters(session: EngineSession) -> int:
+    return sum(each.numel() for each in session.model.parameters())
+
+
 def _first_line(session: EngineSession, hosts: Sequence[str]) -> str:
     """Return a sentence on the strategy, the ranks and what they send."""
-    parameters = sum(each.numel() for each in session.model.parameters())
+    parameters = _num_parameters(session)
     name = session.strategy.name or "own strategy"
     if session.size == 1:
         return f"{name} on one rank, which exchanges with no other; {parameters:,} parameters"
