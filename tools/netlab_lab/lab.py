@@ -27,8 +27,9 @@ _PREFIX = "netlab-"
 _REMOVAL_TIMEOUT_S = 10.0
 _ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
-# How Open MPI's mpiexec comes from one host to the others, wherever it is called.
-_MPI = {
+# How `hocket launch` and Open MPI's mpiexec come from one host to the others, wherever they are called.
+_LAUNCHERS = {
+    "HOCKET_SSH": "sh {folder}/agent",
     # Daemons are started by entering a host instead of by ssh, all from where mpiexec is.
     "PRTE_MCA_plm_ssh_agent": "sh {folder}/agent",
     "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
@@ -52,12 +53,13 @@ exec ip netns exec {name}-$host unshare --uts --ipc --mount sh -c '
     mount --bind {folder}/hosts /etc/hosts &&
     {{ [ -d {folder}/shm/{name}-$host ] || mount --bind /dev/shm {folder}/shm; }} &&
     mount --bind {folder}/shm/{name}-$host /dev/shm &&
-    export NETLAB_HOST=$host {mpi} &&
+    export NETLAB_HOST=$host {launchers} &&
     exec "$@"' "$host" "$@"
 """
 
-# Called as ssh is: with a host's name, which ends in its number, and words for its shell.
+# Called as ssh is: with options, a host's name, which ends in its number, and words for its shell.
 _AGENT = """\
+while [ "$1" = -o ]; do shift 2; done
 host=${{1##*[!0-9]}}
 shift
 exec sh {folder}/enter "$host" sh -c "$*"
@@ -112,8 +114,10 @@ class Lab:
         )
         (self.folder / "hosts").write_text("127.0.0.1 localhost\n" + names)
         # Through sh: /run is often mounted noexec. Double quotes, as the script has single ones.
-        mpi = " ".join(f'{name}="{value.format(folder=self.folder)}"' for name, value in _MPI.items())
-        values = {"name": self.name, "folder": self.folder, "mpi": mpi}
+        launchers = " ".join(
+            f'{name}="{value.format(folder=self.folder)}"' for name, value in _LAUNCHERS.items()
+        )
+        values = {"name": self.name, "folder": self.folder, "launchers": launchers}
         (self.folder / "enter").write_text(_ENTER.format(**values))
         (self.folder / "agent").write_text(_AGENT.format(**values))
         (self.folder / "shm").mkdir()

@@ -18,31 +18,30 @@ from test_netlab import NETLAB, needs_hosts, netlab, running
 pytestmark = [pytest.mark.alone, needs_hosts]
 
 README_SCRIPT = Path(__file__).parents[2] / "packages/core-runtime/tests/launched/readme.py"
-SHOW = """
+VARIABLES = ("OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "PYTHONPATH", "HOCKET_PID_FOLDER")
+SHOW = f"""
 import json, os, socket, sys
-from mpi4py import MPI
-names = ("OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "PYTHONPATH", "HOCKET_PID_FOLDER")
-found = [MPI.COMM_WORLD.rank, socket.gethostname()[-1], sys.argv[1:], [os.environ.get(name) for name in names]]
-everybody = MPI.COMM_WORLD.gather(found)
-if everybody:
-    print(json.dumps(everybody))
+rank = int(os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+found = [rank, socket.gethostname()[-1], sys.argv[1:], [os.environ.get(name) for name in {VARIABLES}]]
+open(f"{{rank}}.json", "w").write(json.dumps(found))
 """
 
 
+@pytest.mark.parametrize(("transport", "agent"), [("torch", "HOCKET_SSH"), ("mpi", "PRTE_MCA_plm_ssh_agent")])
 def test_hocket_launch_starts_ranks_on_other_hosts_which_have_what_those_of_this_one_have(
-    tmp_path: Path,
+    transport: str, agent: str, tmp_path: Path
 ) -> None:
     (tmp_path / "show.py").write_text(SHOW)
     (tmp_path / "hosts").write_text("host0 slots=1\nhost1 slots=2\n")
-    launch = f"{sys.executable} -m hocket launch --hosts hosts show.py --lr 0.1"
+    launch = f"{sys.executable} -m hocket launch --hosts hosts --transport {transport} show.py --lr 0.1"
     # ssh brings no variables along.
     (tmp_path / "ssh").write_text('exec env -i PATH="$PATH" HOME="$HOME" $NETLAB_AGENT "$@"\n')
-    bare = f'export NETLAB_AGENT="$PRTE_MCA_plm_ssh_agent" PRTE_MCA_plm_ssh_agent="sh {tmp_path}/ssh"'
+    bare = f'export NETLAB_AGENT="${agent}" {agent}="sh {tmp_path}/ssh"'
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     script = f"cd {tmp_path} && {bare} && exec {launch}"
     job = netlab("exec", "0", "--", "sh", "-c", script, env={**environment, "PYTHONPATH": ":".join(sys.path)})
     assert job.returncode == 0, job.stderr
-    everybody = json.loads(job.stdout)
+    everybody = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     assert [found[:3] for found in everybody] == [
         [rank, host, ["--lr", "0.1"]] for rank, host in enumerate("011")
     ]
@@ -82,6 +81,7 @@ def test_torchrun_on_each_of_two_hosts(tmp_path: Path) -> None:
     assert all(each["parameters"] == told[0]["parameters"] for each in told)
 
 
+@pytest.mark.parametrize("transport", ["torch", "mpi"])
 @pytest.mark.parametrize(
     ("how", "who"),
     [
@@ -90,12 +90,13 @@ def test_torchrun_on_each_of_two_hosts(tmp_path: Path) -> None:
         pytest.param("stop", 0, marks=pytest.mark.full),
     ],
 )
-def test_over_mpi_too_a_report_names_the_rank_of_another_host_that_does_not_come(
-    how: str, who: int, tmp_path: Path
+def test_a_report_names_the_rank_of_another_host_that_does_not_come(
+    how: str, who: int, transport: str, tmp_path: Path
 ) -> None:
     """Rank 0 runs the store of the ranks' states: where it is stopped, those of its own host name it."""
     rank = Path(__file__).parents[2] / "packages/core-runtime/tests/endings/rank.py"
-    launch = [sys.executable, "-m", "hocket", "launch", "--hosts", "host0:2,host1:2", str(rank)]
+    launch = [sys.executable, "-m", "hocket", "launch", "--hosts", "host0:2,host1:2"]
+    launch += ["--transport", transport, str(rank)]
     job = netlab("exec", "0", "--", *launch, how, str(who), "5", str(tmp_path))
     assert job.returncode == 1
     lane = re.escape("gradients.0[0] (allreduce)")
