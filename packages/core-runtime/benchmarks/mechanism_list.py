@@ -141,31 +141,10 @@ MECHANISMS = [
         apart=True,
     ),
     Mechanism(
-        "the last wait foretells the next",
-        "core-runtime/src/hocket/transport/waiting.py",
-        replacements.no_expectation,
-        (
-            Case(("sgd", "gradients.0.segments=layers"), SMALL),
-            Case(_LAYERS_FORWARD, SLOW, Where.HOSTS),
-        ),
-    ),
-    Mechanism(
         "polls before sleeps",
         "core-runtime/src/hocket/transport/waiting.py",
         replacements.no_polls,
         (Case(("sgd", "gradients.0.segments=layers"), SMALL),),
-    ),
-    Mechanism(
-        "waits' own back-off",
-        "core-runtime/src/hocket/transport/waiting.py",
-        replacements.threads_back_off,
-        (Case(("sgd", "gradients.0.segments=layers"), SMALL),),
-    ),
-    Mechanism(
-        "the progress thread's own back-off",
-        "core-runtime/src/hocket/progress/engine.py",
-        replacements.waits_back_off,
-        (Case((*_LAYERS_FORWARD, "parameters.0.progress=thread"), SLOW, Where.HOSTS),),
     ),
     Mechanism(
         "futexes wake ranks of a host",

@@ -163,39 +163,11 @@ def ordinary_stores() -> Replacement:
 # -------------------------------------------------------------------------------------------------------- waiting
 
 
-def no_expectation() -> Replacement:
-    """Each wait begins as if there had been none before it."""
-    from hocket.transport.waiting import WaitsInARow
-
-    return replaced(WaitsInARow, expected_s=lambda self: 0.0)
-
-
 def no_polls() -> Replacement:
     """A wait sleeps from its first look on."""
     from hocket.transport import pending
 
     return replaced(pending, poll_briefly=lambda done, yields: False)
-
-
-def threads_back_off() -> Replacement:
-    """The training thread's waits sleep as long as a progress thread's."""
-    from hocket.progress import inline
-    from hocket.progress.engine import pause_s
-    from hocket.transport import pending, waiting
-
-    def back_off_s(waited_s: float, expected_s: float = 0.0) -> float:
-        return pause_s(waited_s)
-
-    modules = (waiting, pending, inline)
-    return joined(*(replaced(module, back_off_s=back_off_s) for module in modules))
-
-
-def waits_back_off() -> Replacement:
-    """A progress thread sleeps as long as the training thread's waits."""
-    from hocket.progress import engine
-    from hocket.transport.waiting import back_off_s
-
-    return replaced(engine, pause_s=back_off_s)
 
 
 def no_futex() -> Replacement:

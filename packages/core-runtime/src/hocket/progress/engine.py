@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,14 +12,9 @@ from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request, T
 from hocket.transport.signals import Bells, Event, Wake
+from hocket.transport.waiting import back_off_s
 
-__all__ = ["Activity", "ProgressEngine", "pause_s"]
-
-# How long a thread sleeps between looks, by the time since something last happened, both in seconds. Measured with 32
-# idle ranks on 2 cores: looks every 0.1 ms burn 1.35 cores and notice within 0.43 ms; every 5 ms 0.10 cores and 7.8 ms.
-# So looks are frequent while an answer is likely, and rare afterwards.
-_PAUSES_S = ((0.0005, 0.0), (0.2, 50e-6), (5.0, 0.001))
-_LONGEST_PAUSE_S = 0.01
+__all__ = ["Activity", "ProgressEngine"]
 
 
 class Activity(ABC):
@@ -267,12 +261,8 @@ class ProgressEngine(ABC):
         now_s = self._peer.clock.now()
         if self._quiet_since_s is None:
             self._quiet_since_s = now_s
-        pause = pause_s(now_s - self._quiet_since_s)
-        if longest_s is not None:
-            return min(pause, longest_s)
-        if pause == 0:
-            os.sched_yield()
-        return pause
+        pause_s = back_off_s(now_s - self._quiet_since_s)
+        return pause_s if longest_s is None else min(pause_s, longest_s)
 
     def _event_of(self, over: Callable[[], bool]) -> Event | None:
         """Return an event that is set once `over()` or an activity has failed; None if so already."""
@@ -292,8 +282,3 @@ class ProgressEngine(ABC):
             self._waiters = [waiter for waiter in self._waiters if waiter[1] not in ended]
         for event in ended:
             event.set()
-
-
-def pause_s(quiet_s: float) -> float:
-    """Return the sleep for operations that have not moved for `quiet_s`, both in seconds."""
-    return next((pause for until_s, pause in _PAUSES_S if quiet_s < until_s), _LONGEST_PAUSE_S)

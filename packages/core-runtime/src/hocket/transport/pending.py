@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 from hocket.transport import forks
 from hocket.transport.request import Request, T_co
 from hocket.transport.status import WaitSite
-from hocket.transport.waiting import WaitsInARow, back_off_s, never, poll_briefly, wait
+from hocket.transport.waiting import back_off_s, never, poll_briefly, wait
 
 __all__ = ["PendingCall", "Progress"]
 
@@ -125,7 +125,6 @@ class _WaitingPeer(Protocol):
 
     timeout_s: float
     progress: Progress
-    waits: WaitsInARow
     world_ranks: list[int]
 
     @property
@@ -180,18 +179,17 @@ class PendingCall(Request[T_co]):
         look = self._look if peer.progress.busy else self.done
         if look():
             return self.result
-        expected_s = peer.waits.expected_s()
-        if not expected_s and self._may_be_brief() and poll_briefly(look, self._yields):
+        if self._may_be_brief() and poll_briefly(look, self._yields):
             return self.result
         peer.status.note_waiting(self._what, self._lane.name)
         timeout_s = peer.timeout_s if timeout_s is None else timeout_s
 
         def sleep(waited_s: float, longest_s: float) -> None:
-            self._sleep(min(back_off_s(waited_s, expected_s), longest_s))
+            self._sleep(min(back_off_s(waited_s), longest_s))
 
-        took_s = wait(self._look_around, timeout_s, self._describe_stall, sleep, is_in_vain=is_in_vain)
-        peer.waits.ended(took_s)
-        self._lane.last_wait_s = took_s
+        self._lane.last_wait_s = wait(
+            self._look_around, timeout_s, self._describe_stall, sleep, is_in_vain=is_in_vain
+        )
         peer.status.note_computing()
         return self.result
 

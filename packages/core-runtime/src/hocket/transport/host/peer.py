@@ -20,7 +20,6 @@ from hocket.transport.peer import Memory, Peer
 from hocket.transport.pending import PendingCall, Progress
 from hocket.transport.request import RANKS_DIVERGED, Request
 from hocket.transport.status import number_ranks
-from hocket.transport.waiting import WaitsInARow
 
 __all__ = ["STUCK_AFTER_S", "HostPeer", "ProcessLane"]
 
@@ -62,7 +61,6 @@ class HostPeer(Peer):
         self._num_sessions = 0
         self.world_ranks = list(world_ranks)
         self.progress = progress
-        self.waits = WaitsInARow()
         self.status = HostStatus(self.world_rank, self.world_ranks, board, failures, session)
         self.memory = Memory()
         self.shares_network = self.status.spans_hosts
