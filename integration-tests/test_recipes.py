@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 from checks import check_bytes, check_learns, check_numbers
 from matrix import RANKS, recipes, shorter_periods, sized_recipes
 from trial import train_virtually
 
 import hocket
 from hocket.strategy import Strategy
+from hocket.training.run import load_run
 
 #: A multiple of the intervals and periods of all recipes.
 STEPS = 24
@@ -41,3 +46,36 @@ def test_every_recipe_is_defined_for_the_ranks_that_are_to_learn() -> None:
 @pytest.mark.parametrize("recipe", recipes())
 def test_the_trainings_above_reach_every_exchange(recipe: str) -> None:
     assert all(exchange.period(max(RANKS)) < LEARNING_STEPS for exchange in shortened(recipe).exchanges)
+
+
+ATLAS = Path(__file__).resolve().parents[1] / "docs" / "atlas"
+#: Recipes for late ranks, of which the atlas has none: their costs are of runs with some.
+ELSEWHERE = ("eager.majority", "eager.solo")
+
+
+def test_measured_costs_are_the_atlas_s() -> None:
+    """Each cost of a recipe that the atlas has, and the settings that it was trained with."""
+    settings = yaml.safe_load((ATLAS / "atlas.yaml").read_text())["tasks"]
+    _, characters, fashion = (ATLAS / "README.md").read_text().split("\n## ")
+    reached, changed = {}, {}
+    for task, text in (("characters", characters), ("fashion_mnist", fashion)):
+        reached[task] = dict(re.findall(r"^\| `(\S+)` \| (\d\.\d+) ", text, re.M))
+        for group in settings[task]["groups"]:
+            for name in group["strategies"]:
+                keys = [each.removeprefix("strategy.") for each in group.get("set", [])]
+                changed[name] = [each for each in keys if each.startswith("parameters")]
+    compared = 0
+    for name in recipes():
+        run = load_run(name)
+        own = (run.loss_percent, run.accuracy_points)
+        for task, cost in zip(("characters", "fashion_mnist"), own, strict=True):
+            if name not in reached[task] or cost is None or name in ELSEWHERE:
+                continue
+            value, synchronous = float(reached[task][name]), float(reached[task]["sgd"])
+            is_loss = task == "characters"
+            found = 100 * (value / synchronous - 1) if is_loss else 100 * (value - synchronous)
+            assert cost == pytest.approx(found, abs=0.051), (name, task)
+            measured = hocket.compose(name, *run.measured_with)
+            assert measured == hocket.compose(name, *changed[name]), name
+            compared += 1
+    assert compared > 20

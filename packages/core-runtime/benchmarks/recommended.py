@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import hocket
-from hocket.cli.recommend.situation import delays_of
+from hocket.cli.situation import delays_of
 from hocket.delays import Delays
 from hocket.plan.advice import predict
 from hocket.plan.lateness import held_up_seconds

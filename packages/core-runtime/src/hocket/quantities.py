@@ -13,7 +13,9 @@ __all__ = [
     "SECONDS",
     "bits_per_second",
     "count",
+    "format_bits_per_second",
     "format_bytes",
+    "format_count",
     "format_seconds",
     "read",
     "seconds",
@@ -121,3 +123,19 @@ def format_seconds(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
+
+
+def format_bits_per_second(bits: float) -> str:
+    """Return bits per second as text with three significant digits."""
+    for unit, size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
+        if bits >= size:
+            return f"{bits / size:.3g} {unit}"
+    return f"{bits / 1e3:.3g} kbit/s"
+
+
+def format_count(number: int) -> str:
+    """Return a number as text with three significant digits, such as 25.0 M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:#.3g} {unit}"
+    return str(number)

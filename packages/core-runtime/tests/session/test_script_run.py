@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.cli.recommend.options import Asked
-from hocket.cli.recommend.situation import with_script
+from hocket.cli.situation import Asked
 from hocket.comparison.record import read_record
 from hocket.errors import AttachError
+from hocket.plugin import default_registry
 from hocket.results.history import read_rows
 from hocket.results.script import OUT, STRATEGY
 from hocket.session import script_run
@@ -204,9 +204,8 @@ def test_a_script_is_advised_by_its_run(tmp_path: Path) -> None:
     run(tmp_path / "a", 2)
     summary = read_record(tmp_path / "a", "a").summary
     assert summary is not None
-    nothing = dict.fromkeys(Asked.__dataclass_fields__)
-    asked = with_script(Asked(**{**nothing, "target": str(tmp_path / "a"), "overrides": ()}))  # type: ignore[arg-type]
-    assert (asked.target, asked.overrides, asked.params) == (None, ("ranks=2",), "10")
+    asked = Asked(default_registry(), str(tmp_path / "a"), [])
+    assert (asked.target, asked.overrides, asked.params) == (None, ["ranks=2"], "10")
     assert asked.step is not None
     computing_s = summary["seconds"] * (1 - summary["exposed_wait_fraction"]) / 2
     assert float(asked.step.removesuffix("s")) == pytest.approx(computing_s)

@@ -7,9 +7,13 @@ import sys
 from collections.abc import Sequence
 
 from hocket.errors import MissingPluginError, UserError, suggest
+from hocket.installing import how_to_install
 from hocket.plugin import Benchmark, Registry, default_registry
 
 __all__ = ["bench_command", "find_benchmark"]
+
+#: The plugins of Hocket's own that have benchmarks.
+_WITH_BENCHMARKS = ("eager",)
 
 
 def bench_command(name: str | None, arguments: Sequence[str]) -> None:
@@ -41,7 +45,9 @@ def find_benchmark(registry: Registry, name: str) -> Benchmark:
     if found:
         raise UserError(f"benchmark {name!r} may be {' or '.join(benchmark.name for benchmark in found)}")
     near = suggest(name, [*known, *(full.rpartition(".")[2] for full in known)])
-    raise UserError(f"there is no benchmark {name!r}; there are: {', '.join(known) or 'none'}.{near}")
+    raise UserError(
+        f"there is no benchmark {name!r}.{near} There are: {', '.join(known) or 'none'}.{_elsewhere(registry)}"
+    )
 
 
 def _list(registry: Registry) -> None:
@@ -50,4 +56,10 @@ def _list(registry: Registry) -> None:
     for benchmark in benchmarks:
         print(f"{benchmark.name:<{width}}  {benchmark.description}")
     if not benchmarks:
-        print("no installed plugin has a benchmark")
+        print("no installed plugin has a benchmark." + _elsewhere(registry))
+
+
+def _elsewhere(registry: Registry) -> str:
+    """Return a sentence on packages with benchmarks that are not installed; empty if there are none."""
+    packages = [f"hocket-{word}" for word in _WITH_BENCHMARKS if word not in registry.installed()]
+    return "".join(f" {each} has some, and is not installed: {how_to_install(each)}" for each in packages)

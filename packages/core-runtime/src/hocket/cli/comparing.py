@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hocket.checkpoint.folder import complete
 from hocket.cli.table import show_table
+from hocket.comparison.answer import UNTIMED
 from hocket.comparison.group import MEANING, RunGroup, differing_settings, group_by_seed
 from hocket.comparison.measure import measures, parse_targets
 from hocket.comparison.paired import difference_table
@@ -48,16 +49,16 @@ def compare_command(
     notes = [*_left_within(folders, records), *_notes(records, groups, without_metrics)]
     for note in notes:
         print(f"hocket: {note}", file=sys.stderr)
+    width = shutil.get_terminal_size().columns
+    for line in differing_settings([(group.label, group.settings) for group in groups]):
+        print(textwrap.fill(line, width, subsequent_indent="  "))
     for aim in aims:
         print(f"{aim.label}: {aim}")
-    width = shutil.get_terminal_size().columns
     names = [column.name for column in columns]
-    cells = [[group.label, *(column.cell(group) for column in columns)] for group in groups]
+    cells = [[group.marked, *(column.cell(group) for column in columns)] for group in groups]
     show_table(["run", *names], cells, numbers=names, width=width)
     if any(len(group.records) > 1 for group in groups):
         print(MEANING)
-    for line in differing_settings([(group.label, group.settings) for group in groups]):
-        print(textwrap.fill(line, width, subsequent_indent="  "))
     differences = difference_table(groups, columns)
     if differences is not None:
         print()
@@ -139,6 +140,9 @@ def _notes(
                 f"{group.label}: runs of the same settings and seed repeat each other: {'; '.join(same)}. The "
                 "deviation behind ± comes out too small: compare one run of each seed"
             )
+    notes += [f"{record.label} (!): {warning}" for record in records for warning in record.warnings]
+    if untimed := [record for record in records if not record.is_timed]:
+        notes.append(f"{_labels(untimed)}: {UNTIMED}")
     for record in records:
         if record.summary is None:
             notes.append(

@@ -26,7 +26,7 @@ from hocket.installing import how_to_install
 from hocket.transport.job_folder import SEGMENTS_VARIABLE, shared_job_folder
 from hocket.transport.joining import join, launched_rank
 from hocket.transport.mpiexec import Mpiexec, find_mpiexec
-from hocket.transport.rank_process import home
+from hocket.transport.rank_process import home, host_memory
 
 __all__ = ["doctor_command", "examine"]
 
@@ -117,8 +117,7 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    read = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text()))
-    total, available = (int(read[key]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    total, available = host_memory()
     text = f"{_gib(available)} of {_gib(total)} available; a rank that imports torch takes about 0.25 GiB"
     return (
         Finding.ok("memory", text)

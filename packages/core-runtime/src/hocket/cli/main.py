@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,8 +14,9 @@ from hocket import __version__
 from hocket.cli.click_parts import Folder
 from hocket.cli.completion import complete_overrides, complete_recipes
 from hocket.cli.mistakes import mistakes_reported
+from hocket.cli.network_options import model_asked, network_options, network_overrides
 from hocket.cli.rank_options import rank_options, ranks_option
-from hocket.cli.recommend.options import Asked, network_options, network_overrides, recommend_options
+from hocket.cli.recommending import recommend_options
 from hocket.cli.run_options import RunOptions, run_options
 from hocket.cli.streams import keep_streams
 from hocket.cli.wanted_ranks import WantedRanks
@@ -170,6 +172,7 @@ def plan(
     ranks: int | None,
     hosts: str | None,
     params: str | None,
+    model: str | None,
     bandwidth: str | None,
     latency: str | None,
     analysis: bool,
@@ -196,16 +199,17 @@ def plan(
     overrides = tuple(word for word in words if word not in targets)
     overrides += tuple(network_overrides(bandwidth, latency))
     places = parse_hosts(hosts) if hosts else ()
+    given = model_asked(params, model)
     if not targets:
         raise click.UsageError("Missing argument 'RECIPE|FILE.yaml'.")
     if len(targets) > 1:
         if analysis:
             raise click.UsageError("--analysis takes one strategy: name one recipe or file.")
         with saying_it_goes_on("planning"):
-            plan_several(targets, overrides, ranks, places, params)
+            plan_several(targets, overrides, ranks, places, given)
         return
     with saying_it_goes_on("planning"):
-        run, placement = plan_command(targets[0], overrides, ranks, places, params)
+        run, placement = plan_command(targets[0], overrides, ranks, places, given)
     if analysis:
         from hocket.cli.analysis import analysis_command
 
@@ -214,11 +218,10 @@ def plan(
 
 @cli.command()
 @recommend_options
-def recommend(asked: Asked) -> None:
-    """Rank strategies by predicted step time.
+def recommend(target: str | None, overrides: list[str], **options: Any) -> None:
+    """Name the strategies to try first for a model, its hosts and their network.
 
-    Below the table stands what each strategy changes, and what that cost in accuracy. A strategy of your own (a file, a
-    run, or a recipe with other settings) becomes one of the rows.
+    A strategy of your own (a file, a run, or a recipe with other settings) becomes one of the rows.
 
     \b
     hocket recommend --params 25M --hosts 8x1 --bandwidth 1gbit --step 100ms
@@ -226,10 +229,10 @@ def recommend(asked: Asked) -> None:
     hocket recommend runs/mine --hosts 8x1 --bandwidth 1gbit --step 100ms --late 1x300ms@10%
     hocket recommend diloco parameters.0.every=30 --params 25M --hosts 8x1 --step 100ms
     """
-    from hocket.cli.recommend.command import recommend_command
+    from hocket.cli.recommending import recommend_command
 
     with saying_it_goes_on("comparing strategies"):
-        recommend_command(asked)
+        recommend_command(target, overrides, **options)
 
 
 @cli.command()
@@ -284,6 +287,7 @@ def compare(
     is_flag=True,
     help="RECIPE is a script, and strategies are those of its hocket.attach; it gets other keys as --KEY VALUE.",
 )
+@click.option("--dry-run", is_flag=True, help="Check everything and list the runs; start nothing.")
 def sweep(
     target: str,
     overrides: tuple[str, ...],
@@ -291,6 +295,7 @@ def sweep(
     out: Path | None,
     jobs: int,
     script: bool,
+    dry_run: bool,
 ) -> None:
     """Run all combinations of values, and compare the runs.
 
@@ -306,10 +311,10 @@ def sweep(
     if script:
         from hocket.cli.sweeping_scripts import sweep_script_command
 
-        sys.exit(sweep_script_command(target, overrides, wanted, out, jobs))
+        sys.exit(sweep_script_command(target, overrides, wanted, out, jobs, dry_run))
     from hocket.cli.sweeping import sweep_command
 
-    sys.exit(sweep_command(target, overrides, wanted, out, jobs))
+    sys.exit(sweep_command(target, overrides, wanted, out, jobs, dry_run))
 
 
 @cli.command(

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hocket.cli.network_options import GivenModel
 from hocket.collective.api import Ends
 from hocket.config.component import component_name, telling_fields
 from hocket.plain import TreeView
 from hocket.plan.links import WITHIN_A_HOST
-from hocket.plan.models import MATRICES
 from hocket.quantities import format_bytes, format_seconds
 from hocket.strategy.exchange import Buffers
 from hocket.strategy.scope import Placement
@@ -47,9 +47,9 @@ def ranks_of(run: RunConfig, placement: Placement) -> str:
     return f"{run.ranks} rank{'s' * (run.ranks != 1)}" + (f" on {hosts} hosts" if hosts > 1 else "")
 
 
-def size_of(run: RunConfig, plan: Plan, params: str | None) -> str:
+def size_of(run: RunConfig, plan: Plan, given: GivenModel | None) -> str:
     """Return the model's name and size as text."""
-    model = f"task {run.task.name}" if params is None else f"{MATRICES} equal matrices"
+    model = f"task {run.task.name}" if given is None else given[0]
     return f"{model}: {plan.num_parameters:,} trainable parameters, {format_bytes(plan.model_bytes)}"
 
 

@@ -7,13 +7,14 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from hocket.cli.network_options import GivenModel
 from hocket.cli.plan_text import ASSUMED_OVERLAP, assumptions, ranks_of, size_of, title
 from hocket.cli.planned import held_up, planned_for, planned_run
 from hocket.cli.printing import say
 from hocket.cli.table import show_table
 from hocket.errors import UserError
 from hocket.outer.merge import AddDisplacement
-from hocket.plan.models import model_of, model_of_size
+from hocket.plan.models import model_of
 from hocket.quantities import format_bytes, format_seconds
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig, build_engine
@@ -48,7 +49,7 @@ def plan_command(
     overrides: tuple[str, ...],
     ranks: int | None,
     hosts: Sequence[Host] = (),
-    params: str | None = None,
+    given: GivenModel | None = None,
 ) -> tuple[RunConfig, Placement]:
     """Carry out `hocket plan`, and return the planned run with its number of ranks, and its replicas' placement.
 
@@ -56,7 +57,7 @@ def plan_command(
         target, overrides: as `load_run` takes them.
         ranks: the number of ranks; None for the hosts' places, or the file's number.
         hosts: the ranks' hosts; none for one host.
-        params: the number of the model's parameters, such as 25M; None for the task's model.
+        given: the name of another model than the task's, and that model.
 
     Raises:
         UserError: a wrong argument, the number of ranks included.
@@ -68,18 +69,18 @@ def plan_command(
 
     task = check_run(run)
 
-    model = model_of(task.model) if params is None else model_of_size(params)
+    model = model_of(task.model) if given is None else given[1]
     engine = build_engine(run)
     stages = stages_of(run, engine, task)
-    if stages and params is not None:
+    if stages and given is not None:
         raise UserError(
-            f"--params: engine {run.engine.name} cuts the task's own model into stages: leave it out"
+            f"--params, --model: engine {run.engine.name} cuts the task's own model into stages: leave it out"
         )
     for phase in run.strategy.in_phases:
         if run.strategy.phases:
             print(f"From step {phase.step} on:")
         planned = partial(planned_for, run, phase.strategy, model, placement)
-        _show(run, placement, planned, bool(stages), params)
+        _show(run, placement, planned, bool(stages), given)
     if stages:
         show_stages(stages, placement.size)
     return run, placement
@@ -90,13 +91,13 @@ def _show(
     placement: Placement,
     planned: Callable[[float], Plan],
     shared_out: bool,
-    params: str | None,
+    given: GivenModel | None,
 ) -> None:
     assert run.ranks is not None
     plan = planned(run.network.bandwidth_bits_per_s)
     name = run.strategy.name or "own strategy"
     say([f"{name}: {run.description}" if run.description else name], bullet="")
-    print(f"{ranks_of(run, placement)}; {size_of(run, plan, params)}")
+    print(f"{ranks_of(run, placement)}; {size_of(run, plan, given)}")
     print()
     if shared_out and (not plan.exchanges or plan.ranks == 1):
         return

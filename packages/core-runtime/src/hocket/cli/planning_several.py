@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hocket.cli.network_options import GivenModel
 from hocket.cli.plan_text import HOSTS, ranks_of, size_of
 from hocket.cli.planned import held_up, planned_for, planned_run
 from hocket.cli.printing import say
 from hocket.cli.table import show_table
 from hocket.config.component import component_name
-from hocket.plan.models import model_of, model_of_size
+from hocket.plan.models import model_of
 from hocket.quantities import format_bytes, format_seconds
 from hocket.strategy.strategy import Phase
 from hocket.training.run import RunConfig
@@ -30,7 +31,7 @@ def plan_several(
     overrides: tuple[str, ...],
     ranks: int | None,
     hosts: Sequence[Host],
-    params: str | None = None,
+    given: GivenModel | None = None,
 ) -> None:
     """Print a row for each phase of several recipes or files, with the same overrides.
 
@@ -47,11 +48,11 @@ def plan_several(
     titles = set()
     for target, (run, placement) in zip(targets, planned, strict=True):
         task = check_run(run)
-        model = model_of(task.model) if params is None else model_of_size(params)
+        model = model_of(task.model) if given is None else given[1]
         for phase in run.strategy.in_phases:
             costs = planned_for(run, phase.strategy, model, placement, run.network.bandwidth_bits_per_s)
             rows.append(_row(target, run, phase, costs)[: len(headers)])
-        titles.add(f"{ranks_of(run, placement)}; {size_of(run, costs, params)}")
+        titles.add(f"{ranks_of(run, placement)}; {size_of(run, costs, given)}")
     print("\n".join(sorted(titles)))
     print()
     show_table(headers, rows, numbers=headers[3:])

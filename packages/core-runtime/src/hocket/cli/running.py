@@ -32,10 +32,11 @@ from hocket.results.provenance import describe_start
 from hocket.training.devices import choose_device
 from hocket.training.observer import Display, text_of_metrics
 from hocket.training.run import RunConfig, build_engine, load_run, resolved
+from hocket.transport.hosts import are_here
 from hocket.transport.joining import chosen_transport, launched, launched_rank
 from hocket.transport.launchers import Launched
 from hocket.transport.launching import Starter
-from hocket.transport.rank_process import own_python, threads_per_rank
+from hocket.transport.rank_process import check_memory, own_python, threads_per_rank
 
 if TYPE_CHECKING:
     from hocket.task import TaskData
@@ -169,6 +170,7 @@ def _carry_out(
     starter = None
     if (run.ranks > 1 or wanted.hosts) and run.transport is not TransportName.VIRTUAL:
         starter = wanted.starter([sys.executable, "-m", "hocket", *command, *options.words])
+        check_memory(run.ranks if not starter.hosts else sum(h.ranks for h in starter.hosts if are_here([h])))
     device = choose_device(run)
     local = max(host.ranks for host in starter.hosts) if starter and starter.hosts else run.ranks
     transport = starter.transport if starter else TransportName.VIRTUAL

@@ -70,6 +70,7 @@ def sweep_command(
     wanted: WantedRanks,
     out: Path | None,
     jobs: int,
+    dry_run: bool = False,
 ) -> int:
     """Carry out `hocket sweep` and return the exit status.
 
@@ -79,6 +80,7 @@ def sweep_command(
         wanted: the ranks of each run.
         out: the folder for results, if one is named.
         jobs: the number of runs at a time.
+        dry_run: list the runs, and start none.
 
     Raises:
         UserError: a wrong argument, option or setting; nothing has been started then.
@@ -95,11 +97,17 @@ def sweep_command(
     swept = [argument.partition("=")[0].strip() for argument in arguments]
     labels = [each.run.strategy.name or each.name for each in chosen]
     differing = differing_settings(list(zip(labels, configs, strict=True)), swept)
-    return carry_out_in(folder, runs, jobs, code, differing)
+    return carry_out_in(folder, runs, jobs, code, differing, dry_run=dry_run)
 
 
 def carry_out_in(
-    folder: Path, runs: Sequence[SweepRun], jobs: int, code: Mapping[Path, bytes], notes: Sequence[str] = ()
+    folder: Path,
+    runs: Sequence[SweepRun],
+    jobs: int,
+    code: Mapping[Path, bytes],
+    notes: Sequence[str] = (),
+    *,
+    dry_run: bool,
 ) -> int:
     """Carry out the runs of a sweep that have not ended, compare all, and return the exit status.
 
@@ -109,6 +117,7 @@ def carry_out_in(
         jobs: the number of runs at a time.
         code: the user's own files, as of `module_contents`.
         notes: lines to print before the first run.
+        dry_run: list the runs, and start none.
 
     Raises:
         UserError: the folder cannot be used; nothing has been started then.
@@ -120,6 +129,9 @@ def carry_out_in(
         )
     names = [run.folder.name for run in runs if run.folder.is_file()]
     refuse_foreign(folder, (STARTS, PAGE, *names), "--out")
+    if dry_run:
+        _list(folder, runs, jobs, notes)
+        return 0
     with _held(folder) as lock:
         for run in runs:
             run.check_folder()
@@ -137,6 +149,17 @@ def carry_out_in(
                 print(NO_PICTURE)
     _say_what_is_left(runs, failed)
     return 1 if failed else 0
+
+
+def _list(folder: Path, runs: Sequence[SweepRun], jobs: int, notes: Sequence[str]) -> None:
+    """Print what a sweep would do."""
+    print(f"would start {len(runs)} runs, {jobs} at a time, results in {os.path.relpath(folder)}")
+    print("\n".join(notes), end="\n" * bool(notes))
+    for run in runs:
+        run.check_folder()
+        begins = "has ended before" if run.has_ended else "would go on" if run.goes_on else "would begin"
+        print(f"{run.folder.name}: {run.ranks} rank{'s' * (run.ranks > 1)}, {begins}")
+    print("everything was checked, and nothing was started")
 
 
 def _say_what_is_left(runs: Sequence[SweepRun], failed: Sequence[SweepRun]) -> None:
@@ -235,7 +258,8 @@ class SweepRun(ABC):
         if status == 0 and self.has_ended:
             summary = read_summary(self.folder / SUMMARY)
             validated = text_of_metrics(summary)
-            return f"{f'validation {validated} ' if validated else ''}after {summary['steps']} steps"
+            warned = "".join(f"; warning: {each}" for each in summary.get("warnings", ()))
+            return f"{f'validation {validated} ' if validated else ''}after {summary['steps']} steps{warned}"
         output = self.folder / OUTPUT
         lines = output.read_text(errors="replace").splitlines() or [""]
         said = next((line for line in reversed(lines) if line.startswith("hocket: ")), lines[-1])

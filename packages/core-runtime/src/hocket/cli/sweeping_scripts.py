@@ -23,7 +23,12 @@ __all__ = ["sweep_script_command"]
 
 
 def sweep_script_command(
-    script: str, arguments: Sequence[str], wanted: WantedRanks, out: Path | None, jobs: int
+    script: str,
+    arguments: Sequence[str],
+    wanted: WantedRanks,
+    out: Path | None,
+    jobs: int,
+    dry_run: bool = False,
 ) -> int:
     """Carry out `hocket sweep --script` and return the exit status.
 
@@ -34,6 +39,7 @@ def sweep_script_command(
         wanted: the ranks of each run.
         out: the folder for results, if one is named.
         jobs: the number of runs at a time.
+        dry_run: list the runs, and start none.
 
     Raises:
         UserError: a wrong argument or option, or a folder that cannot be used; nothing has been started then.
@@ -53,7 +59,7 @@ def sweep_script_command(
     for run in runs:
         run.check()
     file = Path(script).absolute()
-    return carry_out_in(folder, runs, jobs, {file: file.read_bytes()})
+    return carry_out_in(folder, runs, jobs, {file: file.read_bytes()}, dry_run=dry_run)
 
 
 @dataclass(eq=False)

@@ -1,21 +1,34 @@
-"""Predictions that rank strategies: a step's time on a network, and the point where plain allreduce is as good."""
+"""Advice on strategies: the step that each is predicted to take, its measured cost, and the one to try first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from hocket.plan.plan import Plan
+from hocket.plan.plan import Plan, plan
 from hocket.plan.utilisation import BANDWIDTHS, exposed_seconds
+from hocket.strategy.scope import Placement
+from hocket.strategy.strategy import Strategy
+from hocket.transport.network import NetworkModel
 
-__all__ = ["CLOSE", "PLAIN", "Prediction", "least_bandwidth", "most_hosts", "predict"]
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hocket.delays import Delays
+
+__all__ = ["CLOSE", "ERROR", "PLAIN", "Advice", "Candidate", "Prediction", "Row", "Situation", "predict"]
 
 #: The recipe that changes nothing and sends while backward goes on, as DDP does.
 PLAIN = "agd"
 
-#: What takes no longer than this many times another is level with it.
+#: What takes no longer than this many times another is as fast.
 CLOSE = 1.05
+
+#: The factor by which predictions differ from measurements on four hosts, but for `eager.solo` (docs/choosing.md).
+ERROR = 1.3
 
 
 @dataclass(frozen=True)
@@ -36,7 +49,7 @@ class Prediction:
     held_up_s: float
     packing_s: float
     bytes_per_step: float
-    memory_bytes: int
+    memory_bytes: float
 
 
 def predict(plan: Plan, step_s: float, held_up_s: float = 0.0, packing_s: float = 0.0) -> Prediction:
@@ -53,25 +66,188 @@ def predict(plan: Plan, step_s: float, held_up_s: float = 0.0, packing_s: float 
     return Prediction(together_s, exposed_s, held_up_s, packing_s, plan.bytes_per_step, plan.memory_bytes)
 
 
-def least_bandwidth(is_level: Callable[[float], bool]) -> float | None:
-    """Return the least of `BANDWIDTHS` from which a condition holds; None if it fails at the largest.
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy to compare.
 
-    Args:
-        is_level: the condition, of bits a second.
+    Attributes:
+        name: the recipe's name with its changed settings, or the file's.
+        spelled: the strategy as `hocket sweep strategy=...` takes it.
+        phases: the strategies of a run, each with its share of the run's steps.
+        is_exact: True if a step is known to give the mean of all gradients.
+        is_own: True if the user named it.
+        loss_percent, accuracy_points: the measured difference from synchronous SGD; None where not measured.
+        notes: sentences on what it changes, and what that cost in which test.
     """
-    least = None
-    for bandwidth in reversed(BANDWIDTHS):
-        if not is_level(bandwidth):
-            break
-        least = bandwidth
-    return least
+
+    name: str
+    spelled: str
+    phases: tuple[tuple[float, Strategy], ...]
+    is_exact: bool = False
+    is_own: bool = False
+    loss_percent: float | None = None
+    accuracy_points: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def family(self) -> str:
+        """The plugin that it comes from, or the recipe of core."""
+        return re.split(r"[., ]", self.name)[0]
 
 
-def most_hosts(is_level: Callable[[int], bool], numbers: Sequence[int]) -> int | None:
-    """Return the largest number of hosts up to which a condition holds; None if it fails at the least.
+@dataclass(frozen=True)
+class Situation:
+    """The model, hosts and network for which strategies are compared.
 
-    Args:
-        is_level: the condition, of a number of hosts.
-        numbers: the numbers to try, rising.
+    Attributes:
+        model: of which names, shapes and dtypes are used.
+        placement: the ranks' hosts.
+        network: between hosts.
+        step_s: seconds that a step computes.
+        delays: of late ranks; None for none.
+        seed: of delays that are drawn.
+        by_accuracy: compare measured costs by the accuracy of SGD, in place of the loss of AdamW.
+        packs: measure the time that compressors compute on this machine.
     """
-    return max(takewhile(is_level, numbers), default=None)
+
+    model: nn.Module
+    placement: Placement
+    network: NetworkModel
+    step_s: float
+    delays: Delays | None = None
+    seed: int = 0
+    by_accuracy: bool = False
+    packs: bool = False
+
+    def plan(self, strategy: Strategy, bandwidth: float | None = None) -> Plan:
+        """Plan a strategy here, or with links of `bandwidth` bits per second."""
+        faster = bandwidth or self.network.bandwidth_bits_per_s
+        return plan(strategy, self.model, self.placement, replace(self.network, bandwidth_bits_per_s=faster))
+
+    def idle(self, strategy: Strategy) -> str:
+        """Return the exchanges that have no two ranks here, such as those within hosts of one rank."""
+        return ", ".join(
+            each.name
+            for each in strategy.exchanges
+            if not any(each.takes_place(len(part)) for part in each.over.parts(self.placement))
+        )
+
+    def predict(self, candidate: Candidate) -> Prediction:
+        """Predict a candidate's mean step over its phases."""
+        from hocket.plan.lateness import held_up_seconds
+        from hocket.plan.packing_time import packing_seconds
+
+        parts = []
+        for share, strategy in candidate.phases:
+            costs = self.plan(strategy)
+            held_up_s = (
+                held_up_seconds(costs, self.step_s, self.delays, self.seed)
+                if self.delays is not None
+                else 0.0
+            )
+            packing_s = packing_seconds(costs) if self.packs else 0.0
+            parts.append((share, predict(costs, self.step_s, held_up_s, packing_s)))
+        names = ("step_s", "exposed_s", "held_up_s", "packing_s", "bytes_per_step")
+        means = {name: sum(share * getattr(each, name) for share, each in parts) for name in names}
+        return Prediction(**means, memory_bytes=max(each.memory_bytes for _, each in parts))
+
+    def step_seconds(self, row: Row, bandwidth: float) -> float:
+        """Return a row's seconds per step with links of `bandwidth` bits per second."""
+        exposed_s = sum(
+            share * exposed_seconds(self.plan(strategy, bandwidth), self.step_s)
+            for share, strategy in row.candidate.phases
+        )
+        return row.prediction.step_s - row.prediction.exposed_s + exposed_s
+
+
+@dataclass(frozen=True)
+class Row:
+    """A candidate with its prediction.
+
+    Attributes:
+        faster: plain allreduce's step over this one's.
+        cost: the measured loss in per cent or accuracy in points, more being worse; infinite if not measured.
+    """
+
+    candidate: Candidate
+    prediction: Prediction
+    faster: float
+    cost: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The strategies compared in a situation, the fastest first.
+
+    Attributes:
+        situation: the situation.
+        rows: a row for each candidate.
+        plain: plain allreduce's row.
+    """
+
+    situation: Situation
+    rows: tuple[Row, ...]
+    plain: Row = field(init=False)
+
+    @classmethod
+    def of(cls, situation: Situation, candidates: Sequence[Candidate]) -> Advice:
+        """Predict all candidates, of which one is plain allreduce."""
+        predictions = {each.name: situation.predict(each) for each in candidates}
+        rows = (
+            Row(
+                each,
+                predictions[each.name],
+                predictions[PLAIN].step_s / predictions[each.name].step_s,
+                _cost(each, situation.by_accuracy),
+            )
+            for each in candidates
+        )
+        return cls(situation, tuple(sorted(rows, key=lambda row: (row.prediction.step_s, row.cost))))
+
+    def __post_init__(self) -> None:
+        [plain] = (row for row in self.rows if row.candidate.name == PLAIN)
+        object.__setattr__(self, "plain", plain)
+
+    @property
+    def best(self) -> Row:
+        """The row of least measured cost among the fastest, as far as predictions can tell; else plain allreduce."""
+        faster = [row for row in self.rows if row.faster > CLOSE and row.cost < math.inf]
+        if not faster:
+            return self.plain
+        near = [row for row in faster if row.prediction.step_s <= ERROR * faster[0].prediction.step_s]
+        return min(near, key=lambda row: (row.cost, row.prediction.step_s))
+
+    def shown(self, most: int) -> list[Row]:
+        """Return plain allreduce, the user's own strategies, and of each family the cheapest that is faster."""
+        chosen = dict.fromkeys(row.candidate.name for row in self._by_worth())
+        names = [*chosen][:most]
+        return [row for row in self.rows if row.candidate.name in names]
+
+    def least_bandwidth(self, row: Row) -> float | None:
+        """Return the least of `BANDWIDTHS` from which plain allreduce is as fast as a row; None if it never is."""
+        least = None
+        for bandwidth in reversed(BANDWIDTHS):
+            plain_s, row_s = (self.situation.step_seconds(each, bandwidth) for each in (self.plain, row))
+            if plain_s > CLOSE * row_s:
+                break
+            least = bandwidth
+        return least
+
+    def _by_worth(self) -> Iterator[Row]:
+        yield self.plain
+        yield from (row for row in self.rows if row.candidate.is_own)
+        yield self.best
+        families: dict[str, Row] = {}
+        for row in sorted(self.rows, key=lambda row: (row.cost, row.prediction.step_s)):
+            if row.faster > CLOSE:
+                families.setdefault(row.candidate.family, row)
+        yield from sorted(families.values(), key=lambda row: row.prediction.step_s)
+
+
+def _cost(candidate: Candidate, by_accuracy: bool) -> float:
+    if candidate.is_exact:
+        return 0.0
+    lost = candidate.accuracy_points if by_accuracy else candidate.loss_percent
+    if lost is None:
+        return math.inf
+    return -lost if by_accuracy else lost
