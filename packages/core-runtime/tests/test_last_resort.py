@@ -42,8 +42,12 @@ def ended(source: str, variables: dict[str, str]) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("source", "variables", "expected"),
     [
-        (MISTAKE, {}, "hocket: rank 0: there is no recipe 'sgdd'; there are: "),
-        (MISTAKE, {"RANK": "1", "LOCAL_RANK": "1"}, "hocket: rank 1: there is no recipe 'sgdd'; there are: "),
+        (MISTAKE, {}, "hocket: rank 0: there is no recipe 'sgdd'. Did you mean 'sgd'"),
+        (
+            MISTAKE,
+            {"RANK": "1", "LOCAL_RANK": "1"},
+            "hocket: rank 1: there is no recipe 'sgdd'. Did you mean 'sgd'",
+        ),
         ("import hocket; hocket.join('torch')", {"RANK": "2"}, "hocket: rank 0: "),
     ],
 )

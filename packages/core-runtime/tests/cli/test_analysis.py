@@ -62,7 +62,7 @@ def test_without_matplotlib_there_is_a_table(
     ("arguments", "expected"),
     [
         (["sgd"], "--analysis needs a topology that mixes round by round, and no exchange"),
-        (["dpsgd", "--compare", "rign"], "--compare rign: there is no topology 'rign'; there are: complete, "),
+        (["dpsgd", "--compare", "rign"], "--compare rign: there is no topology 'rign'. Did you mean 'ring'? There "),
         (["dpsgd", "--compare", "{name: ring, x: 1}"], "--compare {name: ring, x: 1}: x: unknown key"),
         (["dpsgd", "--compare", "{"], "--compare {: not a topology's name"),
         (["dpsgd", "--picture", "no/such/folder/x.png"], "--picture no/such/folder/x.png: cannot be written"),

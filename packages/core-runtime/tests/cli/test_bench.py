@@ -68,9 +68,21 @@ def test_a_name_that_is_none_or_several_is_refused() -> None:
     with pytest.raises(UserError, match=r"'latency' may be one\.latency or two\.latency"):
         benchmarking.bench_command("latency", [])
     with pytest.raises(
-        UserError, match=r"no benchmark 'only_on'; there are: .* Did you mean '(one\.)?only_one'"
+        UserError, match=r"no benchmark 'only_on'\. Did you mean '(one\.)?only_one'\? There are: "
     ):
         benchmarking.bench_command("only_on", [])
+
+
+def test_a_package_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(benchmarking, "default_registry", lambda: Registry(list))
+    benchmarking.bench_command(None, [])
+    assert "hocket-eager has some, and is not installed: pip install " in capsys.readouterr().out
+    with pytest.raises(
+        UserError, match=r"no benchmark 'partial_allreduce'\. There are: none\. hocket-eager has some"
+    ):
+        benchmarking.bench_command("partial_allreduce", [])
 
 
 def test_plugins_shows_them(registry: Registry) -> None:

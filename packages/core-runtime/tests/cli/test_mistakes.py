@@ -55,7 +55,7 @@ def refused(*args: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         (["sgd", "epoch=3"], "override 'epoch=3': epoch: unknown key; allowed: name, ... Did you mean 'epochs'?"),
         (["sgd", "epochs=many"], "override 'epochs=many': epochs: got 'many'; allowed: an integer"),
         (["agd", "gradients.0.overlap=forward"], "override 'gradients.0.overlap=forward': ... use none or backward"),
-        (["sdg"], "there is no recipe 'sdg'; there are: ... Did you mean 'sgd' or 'sgp'?"),
+        (["sdg"], "there is no recipe 'sdg'. Did you mean 'sgd' or 'sgp'? There are: ..."),
         (["negative.yaml"], "negative.yaml: ranks: ranks must be 1 or more, not -1"),
         (["sgd", "ranks=0"], "override 'ranks=0': ranks: ranks must be 1 or more, not 0"),
         (
@@ -123,16 +123,16 @@ def test_a_mistake_is_found_without_torch(tmp_path: Path) -> None:
         (["timeout_s=soon"], "timeout_s: got 'soon'; allowed: a number, or a number with s, ms or us, such as 200ms"),
         (["task=fashion_mnist"], ":MyTask. Others are in hocket-tasks, not installed: "
          + how_to_install("hocket-tasks")),
-        (["task=my_task"], "there is no task 'my_task'; there are: digits. One of your own is "
+        (["task=my_task"], "there is no task 'my_task'. There are: digits. One of your own is "
          "module:attribute, such as my_task:MyTask"),
         (["task=my.task.py"], "One of your own is module:attribute, such as my.task:MyTask"),
         (["delays={name: fixed, ranks: [2], seconds: 1}"], "delays among 2 ranks: ranks is [2]; allowed: ranks from"),
         (["delays={name: random_subset, count: 3, seconds: 1}"], "delays among 2 ranks: count is 3; allowed: 0"),
-        (["task=digit"], "override 'task=digit': task: there is no task 'digit'; there are: digits. Did you"),
+        (["task=digit"], "override 'task=digit': task: there is no task 'digit'. Did you mean 'digits'? There"),
         (["optimizer=adamm"], "override 'optimizer=adamm': optimizer: there is no optimizer 'adamm'; allowed: ada"),
         (["optimizer.lrr=1"], "override 'optimizer.lrr=1': optimizer.lrr: unknown argument of sgd; allowed: lr, "),
         (["optimizer.lr=-1"], "optimizer: sgd refuses lr: -1, momentum: 0.9: Invalid learning rate: -1"),
-        (["engine=pipeline"], "override 'engine=pipeline': engine: there is no engine 'pipeline'; there are: data_par"),
+        (["engine=pipeline"], "override 'engine=pipeline': engine: there is no engine 'pipeline'. There are: data_par"),
         (["--out", "FILE/folder"], "--out FILE/folder: cannot be written: FILE is no folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -101,9 +102,9 @@ def test_settings_that_recipes_bring_are_said(hocket: Hocket, tmp_path: Path) ->
     assert lines[0] == "runs differ in optimizer.name: sgd in sgd, dpsgd; adamw in adam"
     assert lines[1].startswith("runs differ in optimizer.weight_decay: 0")
     assert "begins" in lines[2]
-    below = ended.out.partition("distance")[2]
-    assert "runs differ in optimizer.name: sgd in " in below
-    assert "runs differ in optimizer.lr: 0.02 in " in below
+    banner = ended.out.rpartition("validation")[2].partition("bytes/step")[0]
+    assert "runs differ in optimizer.name: sgd in " in banner
+    assert "runs differ in optimizer.lr: 0.02 in " in banner
     assert "runs differ in strategy" not in ended.out
 
 
@@ -304,7 +305,7 @@ def test_commas_within_brackets_and_quotes_divide_nothing() -> None:
     [
         (["sgd", "sed=0,1"], "override 'sed=0': sed: unknown key; allowed: "),
         (["sgd", "sed=0,1"], "Did you mean 'seed'?"),
-        (["sgd", "strategy=sgd,dspgd"], "there is no recipe 'dspgd'; there are: "),
+        (["sgd", "strategy=sgd,dspgd"], "there is no recipe 'dspgd'. Did you mean 'dpsgd'"),
         (
             ["sgd", "strategy=sgd seed=1,dpsgd", "seed=0,1"],
             "seed stands twice: in strategy=sgd seed=1, and by itself",
@@ -360,3 +361,56 @@ def test_in_a_launcher(hocket: Hocket, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         ended.err == "hocket: hocket sweep starts the ranks of its runs itself: leave out MPICH's mpiexec\n"
     )
+
+
+def test_a_dry_run_lists_the_runs_and_starts_none(
+    hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = (
+        "sweep",
+        "sgd",
+        "strategy=sgd,dpsgd",
+        "seed=0,1",
+        "steps=1",
+        "-n",
+        "2",
+        "--transport",
+        "virtual",
+    )
+    dry = hocket(*command, "--dry-run")
+    assert dry.status == 0, dry.err
+    assert dry.out.startswith("would start 4 runs, 1 at a time, results in sweeps/sgd\n")
+    assert "\ndpsgd,seed=1: 2 ranks, would begin\n" in dry.out
+    assert not [*tmp_path.iterdir()]
+    wrong = hocket("sweep", "sgd", "strategy=sgd,dspgd", "--dry-run")
+    assert (wrong.status, wrong.out) == (2, "")
+
+
+def test_exchanges_that_were_never_due_are_said_of_each_run(hocket: Hocket, tmp_path: Path) -> None:
+    command = (
+        "sweep",
+        "sgd",
+        "strategy=sgd,periodic_average",
+        "steps=3",
+        "-n",
+        "2",
+        "--transport",
+        "virtual",
+    )
+    ended = hocket(*command, "--out", str(tmp_path))
+    assert ended.status == 0, ended.err
+    warning = "parameters.0 is due every 8 steps, and never is: training ends after step 3"
+    [line] = [each for each in ended.out.splitlines() if "] periodic_average: validation" in each]
+    assert f"; warning: {warning}" in line
+    assert "; warning" not in next(each for each in ended.out.splitlines() if "] sgd: validation" in each)
+    assert f"hocket: periodic_average (!): {warning}" in ended.err
+    assert re.search(r"^periodic_average \(!\)  ", ended.out, re.M)
+    summary = json.loads((tmp_path / "periodic_average" / "summary.json").read_text())
+    assert [each.partition(". ")[0] for each in summary["warnings"]] == [warning]
+    page = (tmp_path / "index.html").read_text()
+    assert f'<p class="note">periodic_average (!): {warning}' in page
+    # Without computing time there are no steps a second.
+    assert "no computing" in ended.out
+    assert "sgd, periodic_average: no computing time was set (compute.step_s)" in ended.err
+    assert 'class="bars"' not in page

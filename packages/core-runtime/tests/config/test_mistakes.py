@@ -47,7 +47,7 @@ def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigErro
         ("network: {bandwidth_bits_per_s: 1GB}", "network.bandwidth_bits_per_s: got '1GB'; allowed: a number, or a number with kbit, mbit, gbit or tbit, such as 1gbit"),
         ("network: {bandwidth_bits_per_s: 0}", "network.bandwidth_bits_per_s: bandwidth_bits_per_s must be positive, not 0.0"),
         ("delays: {ranks: [0]}", "delays.name: missing; allowed: a delays by name, or a mapping with its name and fields"),
-        ("delays: {name: fixd}", "delays.name: there is no delays 'fixd'; there are: file, fixed, linear_skew, random_subset, shifting_skew. Did you mean 'fixed'?"),
+        ("delays: {name: fixd}", "delays.name: there is no delays 'fixd'. Did you mean 'fixed'? There are: file, fixed, linear_skew, random_subset, shifting_skew."),
         ("delays: {name: fixed, ranks: 3, seconds: 1}", "delays.ranks: got 3; allowed: a list, of which each is an integer"),
         ("delays: {name: fixed, ranks: [1, 1], seconds: 1}", "delays.ranks: ranks is [1, 1]; allowed: different ranks, from 0"),
         ("delays: {name: fixed, ranks: [1], seconds: .inf}", "delays.seconds: seconds is inf; allowed: 0 or more, finite"),
@@ -68,8 +68,8 @@ def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigErro
         ("strategy: {gradient: []}", "strategy.gradient: unknown key; allowed: samples, gradients, parameters. Did you mean 'gradients'?"),
         ("strategy: {gradients: 1}", "strategy.gradients: got 1; allowed: a list of exchanges, such as [{collective: allreduce}]"),
         ("strategy: {gradients: [{over: world}]}", "strategy.gradients.0.collective: missing; allowed: allreduce, broadcast"),
-        ("gradients: [{collective: alreduce}]", "gradients.0.collective: there is no collective 'alreduce'; there are: allreduce, broadcast, gossip, reduce, sparse_allreduce. Did you mean 'allreduce'?"),
-        ("gradients: [{collective: complete}]", "gradients.0.collective: 'complete' is a topology, not a collective; there are: allreduce, broadcast, gossip, reduce, sparse_allreduce."),
+        ("gradients: [{collective: alreduce}]", "gradients.0.collective: there is no collective 'alreduce'. Did you mean 'allreduce'? There are: allreduce, broadcast, gossip, reduce, sparse_allreduce."),
+        ("gradients: [{collective: complete}]", "gradients.0.collective: 'complete' is a topology, not a collective. There are: allreduce, broadcast, gossip, reduce, sparse_allreduce."),
         ("gradients: [{collective: {root: 1}}]", "gradients.0.collective.name: missing; allowed: a collective by name, or a mapping with its name and fields"),
         ("gradients: [{collective: allreduce, evry: 2}]", "gradients.0.evry: unknown key; allowed: collective, over, topology, compressor, segments, every, overlap, progress, outer, delay, merge, stagger, offset, buffers, offload. Did you mean 'every'?"),
         ("parameters: [{collective: allreduce, every: often}]", "parameters.0.every: got 'often'; allowed: an integer or log2_ranks"),
@@ -77,13 +77,13 @@ def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigErro
         ("gradients: [{collective: {name: allreduce, root: 1}}]", "gradients.0.collective.root: unknown key; allowed: algorithm"),
         ("parameters: [{collective: {name: broadcast, root: -1}}]", "parameters.0.collective.root: root must be 0 or more, not -1"),
         ("parameters: [{collective: allreduce, overlap: often}]", "parameters.0.overlap: got 'often'; allowed: one of none, backward, forward"),
-        ("samples: shuffle", "samples: there is no samples 'shuffle'; there are: none."),
+        ("samples: shuffle", "samples: there is no samples 'shuffle'. There are: none."),
         ("gradients: []\nstrategy: {}", "gradients stands beside strategy; allowed: below it"),
         ("epochs: ${epoch}", "epochs: got '${epoch}': Interpolation key 'epoch' not found"),
         ("epochs: ???", "epochs: got '???': Missing mandatory value: epochs"),
         ("gradients: [{collective: allreduce, every: '${x}'}]", "gradients.0.every: got '${x}': Interpolation key 'x' not found"),
         ("epoch: 3", "epoch: unknown key; allowed: name, "),
-        ("recipe: sdg", "recipe: there is no recipe 'sdg'; there are: agd, dpsgd, hierarchical_sgd, local, overlap_sgp, periodic_average, sgd, sgp. Did you mean 'sgd' or 'sgp'?"),
+        ("recipe: sdg", "recipe: there is no recipe 'sdg'. Did you mean 'sgd' or 'sgp'? There are: agd, dpsgd, hierarchical_sgd, local, overlap_sgp, periodic_average, sgd, sgp."),
         ("recipe: [sgd]", "recipe: got ['sgd']; allowed: a recipe's name, or a file's"),
         ("recipe: absent.yaml", "recipe: absent.yaml: cannot read the file: No such file or directory"),
         ("recipe: periodic_average\nparameters.1.every: 2", "parameters.1: parameters has 1 exchange, numbered 0 to 0"),
@@ -200,7 +200,7 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
 
 def test_an_unknown_recipe_is_answered_with_the_list() -> None:
     assert message_of("adg") == (
-        "there is no recipe 'adg'; there are: agd, dpsgd, hierarchical_sgd, local, overlap_sgp, periodic_average, sgd, sgp. Did you mean 'agd'?"
+        "there is no recipe 'adg'. Did you mean 'agd'? There are: agd, dpsgd, hierarchical_sgd, local, overlap_sgp, periodic_average, sgd, sgp."
     )
 
 
@@ -220,7 +220,7 @@ def test_a_file_based_on_itself_is_refused(tmp_path: Path) -> None:
     [
         (
             "digit",
-            "mapping: task: there is no task 'digit'; there are: digits. Did you mean 'digits'?",
+            "mapping: task: there is no task 'digit'. Did you mean 'digits'? There are: digits.",
         ),
         ({"name": "digits", "hiden": 3}, "mapping: task.hiden: unknown key; allowed: "),
         ({"name": "digits", "hidden": "x"}, "mapping: task.hidden: got 'x'; allowed: an integer"),
@@ -237,7 +237,7 @@ def test_a_task_is_refused_when_it_is_built(task: Any, expected: str) -> None:
 def test_an_engine_is_refused_when_it_is_built() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^override 'engine=pipeline': engine: there is no engine 'pipeline'; there are: data",
+        match=r"^override 'engine=pipeline': engine: there is no engine 'pipeline'\. There are: data",
     ):
         build_engine(load_run("sgd", ["engine=pipeline"]))
 

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import hocket
-from hocket.strategy.advice import overshooting, unreached
+from hocket.strategy.advice import outer_age, overshooting, unreached, widened
 
 OUTER = {"name": "sgd", "lr": 0.7}
 
@@ -120,3 +120,22 @@ def test_outer_steps_that_add_up_from_the_first_step_on(
     assert [text.partition(" with momentum")[0] for text in warned] == (
         [f"parameters.0 steps outer parameters every {every} steps"] if overshoots else []
     )
+
+
+def test_outer_parameters_are_as_old_as_their_last_step() -> None:
+    outer = {"name": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+    every = {"parameters": [{"collective": "allreduce", "every": 100, "outer": outer}]}
+    strategy = hocket.compose(every)
+    text = outer_age(strategy, 150, 4)
+    assert "at step 150: the model is that of the outer parameters, as of step 100" in text
+    assert "in the 50 steps since" in text
+    assert outer_age(strategy, 200, 4) == ""
+    assert outer_age(hocket.compose("periodic_average"), 3, 4) == ""  # its consensus is the mean of today
+
+
+def test_short_dtypes_travel_as_float32() -> None:
+    assert widened(hocket.compose("agd"), ["float32"]) == ""
+    text = widened(hocket.compose("agd"), ["bfloat16", "float32"])
+    assert text.startswith("parameters are bfloat16: gradients.0 sends and sums them as float32")
+    packed = {"gradients": [{"collective": "sparse_allreduce", "compressor": "bf16"}]}
+    assert widened(hocket.compose(packed), ["bfloat16"]) == ""

@@ -183,6 +183,19 @@ def test_a_job_passes_on_what_it_prints(
     )
 
 
+def test_ranks_that_were_all_killed_may_have_run_out_of_memory(
+    elsewhere: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    program = elsewhere / "mpiexec"
+    program.write_text("#!/bin/sh\nexit 137\n")
+    program.chmod(0o755)
+    assert launch(Mpiexec(str(program), "mpich", ""), 2, ["x"], folder=tmp_path) == 137
+    assert capfd.readouterr().err == (
+        "hocket: the ranks were killed by SIGKILL (exit code 137), without an error message: out of memory? The "
+        "kernel's log would tell\n"
+    )
+
+
 def test_a_launcher_that_does_not_end_the_job_is_killed(
     elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

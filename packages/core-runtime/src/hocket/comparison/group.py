@@ -87,6 +87,11 @@ class RunGroup:
         seeds = ", ".join(str(record.config["seed"]) for record in self.records)
         return {**_settings(self.records[0]), "seed": seeds}
 
+    @property
+    def marked(self) -> str:
+        """The label, with a mark where a run warned of exchanges that it never reached."""
+        return f"{self.label} (!)" if any(record.warnings for record in self.records) else self.label
+
     def spread(self, measure: Callable[[Record], float | None]) -> Spread | None:
         """Return a measure's mean and deviation over the runs, or None if no run has it."""
         values = [value for value in map(measure, self.records) if value is not None]

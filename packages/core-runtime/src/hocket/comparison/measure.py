@@ -162,7 +162,11 @@ def measures(
         *(Measure(name, lambda record, name=name: record.last(name)) for name in asked),  # type: ignore[misc]
         *(measure for target in targets for measure in _to(target)),
         Measure("time", lambda record: record.seconds, _SECONDS),
-        Measure("steps/s", lambda record: _ratio(record.steps, record.seconds)),
+        Measure(
+            "steps/s",
+            lambda record: _ratio(record.steps, record.seconds) if record.is_timed else None,
+            absent=lambda group: "no computing" if not group.records[0].is_timed else "-",
+        ),
         Measure("bytes/step", lambda record: _ratio(record.last("bytes_sent"), record.steps), _BYTES),
         Measure("waited", lambda record: _ratio(record.last("exposed_wait_s"), record.seconds), _PERCENT),
         Measure("distance", lambda record: record.last("consensus_distance")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,18 @@ from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
-from hocket.comparison.group import MEANING, Curve, RunGroup, written
+from hocket.comparison.answer import answer, bars
+from hocket.comparison.group import MEANING, Curve, RunGroup, differing_settings, written
 from hocket.comparison.measure import Measure, Target
 from hocket.comparison.paired import difference_table
 from hocket.comparison.record import Record
+from hocket.config.settings import DESCRIPTIVE
+from hocket.config.source import DEFAULT_RECIPE
+from hocket.errors import HocketError
 from hocket.plain import Tree, flattened
 from hocket.results.history import is_number, metric_names
+from hocket.results.kept_config import differing_keys
+from hocket.training.run import load_run, resolved
 
 __all__ = ["comparison_page", "run_page"]
 
@@ -61,6 +68,15 @@ th:first-child, td:first-child { text-align: left; position: sticky; left: 0; ba
   min-width: 8em; white-space: normal; overflow-wrap: break-word; }
 .figure { min-width: 1000px; }
 .wide { overflow-x: auto; scrollbar-width: thin; }
+.bars { margin: 1.2em 0; max-width: 900px; }
+.bar { display: flex; flex-wrap: wrap; align-items: center; gap: 0 0.6em; margin: 0.25em 0; }
+.bar b { flex: 0 1 14em; font-weight: normal; overflow-wrap: anywhere; }
+.bar span { flex: 1 1 16em; display: flex; align-items: center; }
+.bar em { font-style: normal; min-width: 5em; }
+.bar i { height: 1.1em; }
+i.computing { background: #0072B2; }
+i.waiting { background: #D55E00; }
+.legend i { display: inline-block; width: 1em; height: 0.8em; }
 .note { background: #fff3cd; padding: 0.6em 1em; }
 pre { background: #f6f6f6; padding: 1em; overflow-x: auto; }
 """
@@ -109,8 +125,9 @@ def comparison_page(
         return [_PlottedCurve(g.label, place, g.curve(name, over)) for place, g in enumerate(groups)]
 
     figures = _figures(records, lines, "step", targets)
-    table = _table(groups, columns) + _difference_table(groups, columns)
-    return _page("Comparison of runs", sentences, table, figures, _settings(groups), notes)
+    banner = [*notes, *differing_settings([(group.label, group.settings) for group in groups])]
+    top = _answered(groups) + _table(groups, columns) + _difference_table(groups, columns)
+    return _page("Comparison of runs", sentences, top, figures, _settings(groups), banner)
 
 
 def run_page(record: Record, columns: Sequence[Measure], title: str) -> str:
@@ -125,10 +142,43 @@ def run_page(record: Record, columns: Sequence[Measure], title: str) -> str:
     sentences = [f"Task {record.task['name']}, {record.ranks} ranks over {record.transport}."]
     if record.ranks > 1:
         sentences.append("Bands reach from the smallest rank's value to the largest rank's.")
+    top = _answered([group]) + _table([group], columns)
+    return _page(title, sentences, top, figures, _configuration(record), record.warnings)
+
+
+def _answered(groups: Sequence[RunGroup]) -> str:
+    text = " ".join(answer(groups))
+    return (f'<p class="answer">{escape(text)}</p>' if text else "") + bars(groups)
+
+
+def _configuration(record: Record) -> str:
+    """Return a run's settings as HTML: those in which it differs from its recipe, and all, folded."""
     config = escape(yaml.safe_dump(record.config, sort_keys=False))
-    return _page(
-        title, sentences, _table([group], columns), figures, f"<h2>Configuration</h2><pre>{config}</pre>"
+    folded = f"<details><summary>config.yaml</summary><pre>{config}</pre></details>"
+    recipe, usual = _recipe_of(record)
+    if not usual:
+        return f"<h2>Settings</h2>{folded}"
+    keys = [key for key in record.config if key not in DESCRIPTIVE]
+    rows = [
+        [key, *(escape(written(value)) for value in values)]
+        for key, *values in differing_keys(usual, record.config, keys)
+    ]
+    table = (
+        _wide(["setting", f"recipe {recipe}", "this run"], rows)
+        if rows
+        else f"<p>As recipe {recipe} has them.</p>"
     )
+    return f"<h2>Settings</h2>{table}{folded}"
+
+
+def _recipe_of(record: Record) -> tuple[str, Tree]:
+    """Return the recipe that a run has the name of, else the default one, with its complete configuration."""
+    if "compute" not in record.config:  # a script's
+        return "", {}
+    for recipe in (record.config.get("name"), DEFAULT_RECIPE):
+        with contextlib.suppress(HocketError):
+            return str(recipe), resolved(load_run(str(recipe)))
+    return "", {}
 
 
 def _figures(
@@ -247,7 +297,7 @@ def _rank_figure(values_by_name: Mapping[str, Sequence[float]], title: str) -> g
 def _table(groups: Sequence[RunGroup], columns: Sequence[Measure]) -> str:
     """Return a row for each group; deviations stand below their means, so that more columns find room."""
     head = ["run", *(column.name for column in columns)]
-    rows = [[group.label, *(column.cell(group) for column in columns)] for group in groups]
+    rows = [[group.marked, *(column.cell(group) for column in columns)] for group in groups]
     return _wide(head, [[label, *map(_cell, cells)] for label, *cells in rows])
 
 

@@ -65,6 +65,19 @@ class Record:
         return name
 
     @property
+    def warnings(self) -> list[str]:
+        """Sentences on exchanges and phases that the run never reached; none before it has ended."""
+        return [*(self.summary or {}).get("warnings", ())]
+
+    @property
+    def is_timed(self) -> bool:
+        """False if nothing but messages takes time: on the virtual clock, without `compute.step_s` and delays."""
+        compute = self.config.get("compute")
+        return (
+            self.transport != "virtual" or compute is None or bool(compute["step_s"] or self.config["delays"])
+        )
+
+    @property
     def task(self) -> Tree:
         """The task's name and fields."""
         task: Tree = self.config["task"]
@@ -95,7 +108,7 @@ class Record:
             if full in self.names:
                 return full
         raise UserError(
-            f"{self.folder} has no metric {name!r}; there are: {', '.join(self.names)}.{suggest(name, self.names)}"
+            f"{self.folder} has no metric {name!r}.{suggest(name, self.names)} There are: {', '.join(self.names)}."
         )
 
 

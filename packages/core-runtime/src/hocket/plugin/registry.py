@@ -113,7 +113,7 @@ class Registry(Registrar):
         # A plugin's main recipe has the plugin's word.
         known = sorted({*self._tables.recipes, *self.installed()} - {TASKS})
         raise ConfigError(
-            f"there is no recipe {name!r}; there are: {', '.join(known)}.{self._near_recipes(name)}"
+            f"there is no recipe {name!r}.{self._near_recipes(name)} There are: {', '.join(known)}."
         )
 
     def _near_recipes(self, name: str) -> str:
@@ -202,7 +202,7 @@ class Registry(Registrar):
         others = [other for other in Kind if (other, name) in self._tables.components]
         problem = f"{name!r} is a {others[0]}, not a {kind}" if others else f"there is no {kind} {name!r}"
         message = (
-            f"{problem}; there are: {', '.join(allowed) or 'none'}.{did_you_mean(_near(name, allowed)[:1])}"
+            f"{problem}.{did_you_mean(_near(name, allowed)[:1])} There are: {', '.join(allowed) or 'none'}."
         )
         plugin = self._loaded.get(name.partition(".")[0])
         mine = any(each.plugin == plugin and each.kind is kind for each in self._tables.components.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Literal, ParamSpec, cast
 
@@ -35,7 +35,7 @@ from hocket.session.session import Session
 from hocket.session.statistics import check_statistics, warn_of_unsynchronised
 from hocket.session.step.optimizers import Optimizers, stepped_by
 from hocket.strategy import Strategy, check_composition
-from hocket.strategy.advice import overshooting
+from hocket.strategy.advice import overshooting, widened
 from hocket.trace import Observer
 from hocket.transport import join
 from hocket.transport.gathering import gather
@@ -176,7 +176,7 @@ def attach(
     agree(peer, facts, refusal)
     if peer.rank == 0 and peer.size > 1:
         warn_of_unsynchronised(model)
-    for warning in overshooting(strategy) if peer.rank == 0 else ():
+    for warning in _warnings(model, strategy) if peer.rank == 0 else ():
         _log.warning(warning)
     attached = engine.attach(
         Attachment(
@@ -197,6 +197,13 @@ def attach(
         return Session(attached)
     hosts = gather(peer, peer.memory.host_name, what="the names of the ranks' hosts")
     return Session(attached, ScriptRun(attached, request.folder, hosts))
+
+
+def _warnings(model: nn.Module, strategy: Strategy) -> Iterator[str]:
+    yield from overshooting(strategy)
+    dtypes = {str(each.dtype).removeprefix("torch.") for each in model.parameters() if each.requires_grad}
+    if text := widened(strategy, dtypes):
+        yield text
 
 
 def _facts(

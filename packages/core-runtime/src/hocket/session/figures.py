@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hocket.session.engine_session import EngineSession
+from hocket.strategy.advice import unreached
 
 __all__ = ["figures_of"]
 
@@ -57,4 +58,5 @@ def figures_of(
         "overlap_share": 1 - exposed_s / under_way_s if under_way_s > 0 else None,
         "active_mean": sum(active) / sum(outcomes) if any(outcomes) else None,
         "staleness_max": max(staleness),
+        "warnings": [*unreached(session.strategy, session.step, session.data_size)] if session.step else [],
     }

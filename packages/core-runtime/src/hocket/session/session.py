@@ -220,6 +220,9 @@ class Session:
         `attach` calls statistics. Other buffers have no mean: all ranks get rank 0's, which a line says once by name;
         those whose shapes differ stay each rank's own. What is equal on all ranks stays as it is, to the bit.
 
+        With an outer optimizer, as in DiLoCo, the model becomes that of the outer parameters φ (of their mean, where
+        ranks have their own): what ranks have learnt since the last outer step is not in it.
+
         Without a `with` statement it changes the replicas for good. In a `with` statement each rank gets its own back
         at the end:
 

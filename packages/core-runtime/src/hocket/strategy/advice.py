@@ -1,14 +1,15 @@
-"""Warnings about strategies that are allowed: parts that a run never reaches, and outer steps that overshoot."""
+"""Warnings about strategies that are allowed: what a run never reaches, outer steps that overshoot, longer dtypes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from hocket.errors import some
 from hocket.outer.sgd import Sgd
 from hocket.strategy.exchange import Every
 from hocket.strategy.strategy import Phase, Strategy
 
-__all__ = ["overshooting", "unreached"]
+__all__ = ["outer_age", "overshooting", "unreached", "widened"]
 
 # Lost last steps are reported from this share of all steps on: a few steps are lost wherever training ends.
 _MUCH = 0.1
@@ -70,3 +71,40 @@ def overshooting(strategy: Strategy) -> Iterator[str]:
                 f"synchronous_steps, about a quarter of the run, lower {exchange.name}.outer.momentum, or set "
                 f"{exchange.name}.every to {_SHORT_PERIOD} or more"
             )
+
+
+def widened(strategy: Strategy, dtypes: Collection[str]) -> str:
+    """Return a sentence on parameters that travel in a longer dtype than their own; empty if none do.
+
+    Args:
+        strategy: from step 0 on.
+        dtypes: names of the trainable parameters' dtypes, such as bfloat16.
+    """
+    short = sorted({"bfloat16", "float16"} & {*dtypes})
+    whole = [each.name for part in strategy.in_turn for each in part.exchanges if each.compressor is None]
+    if not short or not whole:
+        return ""
+    return (
+        f"parameters are {' and '.join(short)}: {some([*dict.fromkeys(whole)])} sends and sums them as float32, "
+        "so that sums are not rounded, in twice their bytes"
+    )
+
+
+def outer_age(strategy: Strategy, step: int, ranks: int) -> str:
+    """Return a sentence on outer parameters that are older than the step at which they are evaluated; else empty.
+
+    Args:
+        strategy: the strategy in force, without phases.
+        step: number of steps so far.
+        ranks: number of ranks.
+    """
+    for exchange in strategy.parameters:
+        age = exchange.since_due(step, ranks)
+        if exchange.outer is not None and age and not exchange.stagger and exchange.takes_place(ranks):
+            period = exchange.period(ranks)
+            return (
+                f"session.consensus() at step {step}: the model is that of the outer parameters, as of step "
+                f"{max(0, step - age)}, without what ranks have learnt in the {min(age, step)} steps since. Evaluate "
+                f"after a multiple of {period} steps to see all of it"
+            )
+    return ""

@@ -194,10 +194,20 @@ def _conclude(
                 f"{', '.join(elsewhere)} has to be reachable without a password: `ssh {elsewhere[-1]} true`"
             )
         else:
-            _say(f"the ranks ended with exit code {status}, without an error message")
+            _say(_silent_end(status))
     if status != 0 and report.wants_process_group:
         _say(_NO_PROCESS_GROUP)
     return status
+
+
+def _silent_end(status: int) -> str:
+    """Return a sentence on ranks that ended with an exit status and said nothing."""
+    if status == 128 + signal.SIGKILL:
+        return (
+            f"the ranks were killed by SIGKILL (exit code {status}), without an error message: out of memory? The "
+            "kernel's log would tell"
+        )
+    return f"the ranks ended with exit code {status}, without an error message"
 
 
 def _say(text: str) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import resource
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from tempfile import gettempdir
 
 from hocket.errors import UserError
@@ -15,9 +17,11 @@ from hocket.errors import UserError
 __all__ = [
     "ALLOCATOR",
     "allow_files",
+    "check_memory",
     "end_with_parent",
     "forwarded",
     "home",
+    "host_memory",
     "own_python",
     "threads_per_rank",
     "variables_of_ranks",
@@ -41,6 +45,10 @@ _LOG_LEVEL = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 # Python, torch and a transport have 40 files open; each other rank takes a connection, memory and a watch on its end.
 _FILES_ALONE, _FILES_EACH = 64, 4
+
+# What a process that imports torch has to itself, without a model; the pages of libraries are shared.
+_MEMORY_EACH = 100 << 20
+_MEMORY = "/proc/meminfo"
 
 # By these torchrun would have started what a rank starts in its turn.
 _TORCHRUNS = "TORCHELASTIC_"
@@ -103,6 +111,30 @@ def allow_files(ranks: int) -> None:
             f"open {hard}: `ulimit -n {needed}` before the command, or in /etc/security/limits.conf, lets it"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def check_memory(ranks: int) -> None:
+    """Refuse more ranks than the memory of this host holds.
+
+    Raises:
+        UserError: each would take what Python and torch take, and this host has not as much left.
+    """
+    if not os.path.exists(_MEMORY):  # no Linux
+        return
+    _, available = host_memory()
+    most = available // _MEMORY_EACH
+    if ranks > most:
+        raise UserError(
+            f"{ranks} ranks take {ranks * _MEMORY_EACH / 1e9:,.0f} GB of memory and more, and this host has "
+            f"{available / 1e9:,.1f} GB left, enough for {most}: start fewer, on more hosts (--hosts), or as threads "
+            "of one process (--transport virtual)"
+        )
+
+
+def host_memory() -> tuple[int, int]:
+    """Return the bytes of memory that this host has, and those that are available."""
+    read = dict(re.findall(r"(\w+):\s+(\d+) kB", Path(_MEMORY).read_text()))
+    return int(read["MemTotal"]) * 1024, int(read["MemAvailable"]) * 1024
 
 
 def end_with_parent(number: int) -> None:
