@@ -50,12 +50,14 @@ def optimizer_terms(optimizer: torch.optim.Optimizer) -> dict[Tensor, OptimizerT
     """
     import torch
 
+    from hocket.segment.shards import part_of
+
     if not isinstance(optimizer, torch.optim.SGD):
         raise AttachError(
             f"the momentum of torch.optim.SGD is taken over, and {type(optimizer).__name__} has another: use SGD"
         )
     return {
-        parameter: _terms(parameter, group)
+        part_of(parameter): _terms(part_of(parameter), group)
         for group in optimizer.param_groups
         for parameter in group["params"]
     }

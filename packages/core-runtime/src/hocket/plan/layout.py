@@ -78,7 +78,9 @@ def gradient_layout(spans: Sequence[ParameterSpan], in_place: bool = False) -> L
     )
 
 
-def parameter_layout(spans: Sequence[ParameterSpan], exchange: Exchange, shared: bool = False) -> Layout:
+def parameter_layout(
+    spans: Sequence[ParameterSpan], exchange: Exchange, shared: bool = False, *, in_pieces: bool = False
+) -> Layout:
     """Lay out a segment of parameters.
 
     Parameters are sent from their own memory if no one writes them meanwhile. They need a buffer with a delay, as the
@@ -90,11 +92,12 @@ def parameter_layout(spans: Sequence[ParameterSpan], exchange: Exchange, shared:
         spans: its parameters and their offsets.
         exchange: the strategy's exchange.
         shared: whether the ranks' parameters lie in memory that all of them share.
+        in_pieces: whether each parameter lies in memory of its own, as shards do.
     """
     dtype = wire_dtype(spans[0].dtype)
     outer, weighted = exchange.outer, exchange.carries_weight
     casts = dtype != spans[0].dtype
-    in_pieces = isinstance(exchange.segments, Fragments)
+    in_pieces = in_pieces or isinstance(exchange.segments, Fragments)
     own = bool(weighted or outer or exchange.delay or casts or in_pieces or not exchange.merge.takes_all)
     unread = exchange.overlap is Overlap.NONE or (exchange.overlap is Overlap.FORWARD and shared)
     # Sent distances from outer parameters are of no use once they have arrived.

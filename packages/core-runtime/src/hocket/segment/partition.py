@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hocket.configured import Configured
@@ -52,6 +53,7 @@ class ParameterSpan:
         stride: its strides, in elements, kept so that channels_last stays channels_last.
         dtype: torch dtype.
         device: torch device.
+        whole_numel: number of the whole parameter's elements, where this rank holds a shard of it.
     """
 
     name: str
@@ -61,6 +63,7 @@ class ParameterSpan:
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    whole_numel: int | None = None
 
     @property
     def stop(self) -> int:
@@ -70,14 +73,39 @@ class ParameterSpan:
     @property
     def padded_numel(self) -> int:
         """Return the number of its elements in the segment, padding included."""
+        return self._padded(self.numel)
+
+    @property
+    def cut_numel(self) -> int:
+        """Return the number by which models are cut: the whole parameter's, so that shards are cut as it is."""
+        return self._padded(self.numel if self.whole_numel is None else self.whole_numel)
+
+    def _padded(self, numel: int) -> int:
         unit: int = ALIGNMENT_BYTES // self.dtype.itemsize
-        return -(-self.numel // unit) * unit
+        # An empty shard has a unit, too: no message is empty.
+        return max(1, -(-numel // unit)) * unit
 
 
-def named_spans(parameters: Iterable[tuple[str, Tensor]]) -> list[ParameterSpan]:
-    """Return spans of parameters (name, tensor), each as if alone in its segment."""
+def named_spans(
+    parameters: Iterable[tuple[str, Tensor]], whole: Mapping[str, int] = MappingProxyType({})
+) -> list[ParameterSpan]:
+    """Return spans of parameters (name, tensor), each as if alone in its segment.
+
+    Args:
+        parameters: the parameters, or this rank's shards of them.
+        whole: by name, the numbers of elements of those that are shards when whole.
+    """
     return [
-        ParameterSpan(name, 0, p.numel(), tuple(p.shape), tuple(p.stride()), p.dtype, p.device)
+        ParameterSpan(
+            name,
+            0,
+            p.numel(),
+            tuple(p.shape),
+            tuple(p.stride()),
+            p.dtype,
+            p.device,
+            whole.get(name),
+        )
         for name, p in parameters
     ]
 
@@ -128,7 +156,7 @@ class Bytes(Segmentation):
         runs: list[list[ParameterSpan]] = []
         filled = 0.0
         for span in parameters:
-            nbytes = span.padded_numel * span.dtype.itemsize
+            nbytes = span.cut_numel * span.dtype.itemsize
             if not runs or filled + nbytes > self.size_mb * _BYTES_PER_MB:
                 runs.append([])
                 filled = 0
@@ -169,7 +197,7 @@ class Fragments(Segmentation):
         count = min(self.count, len(layers))
         fragments: list[list[int]] = [[] for _ in range(count)]
         filled = [0] * count
-        sizes = [sum(span.padded_numel for span in layer) for layer in layers]
+        sizes = [sum(span.cut_numel for span in layer) for layer in layers]
         balanced = self.pattern is Pattern.BALANCED
         # The larger first; of layers and fragments that are alike the one that comes first.
         for layer in sorted(range(len(layers)), key=lambda layer: -sizes[layer] if balanced else 0):

@@ -18,7 +18,7 @@ from hocket.segment.partition import Model, ParameterSpan, named_spans, partitio
 from hocket.segment.segment import allocate, view_of
 from hocket.transport.peer import Peer
 
-__all__ = ["ParameterStorage", "Pieces"]
+__all__ = ["Bound", "ParameterStorage", "Pieces"]
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ Pieces = list[tuple[slice, Tensor]]
 
 
 @dataclass
-class _Bound:
+class Bound:
     """A parameter with its view of a buffer."""
 
     name: str
@@ -48,13 +48,29 @@ class ParameterStorage:
     """
 
     def __init__(self, model: nn.Module, peer: Peer) -> None:
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.spans = named_spans(self.parameters.items())
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.parameters = {name: self._held_here(p) for name, p in trained}
+        shards = {name: p.numel() for name, p in trained if self.parameters[name] is not p}
+        self.spans = named_spans(self.parameters.items(), shards)
         self._flats: list[tuple[list[ParameterSpan], Tensor]] = []
         self._offsets: dict[str, tuple[Tensor, int]] = {}
-        self._bound: list[_Bound] = []
+        self._bound: list[Bound] = []
         self._owners = {path: module._parameters for path, module in model.named_modules()}
         self._children = {path: module._modules for path, module in model.named_modules()}
+        self._place(peer)
+        self._flat_addresses = [flat.data_ptr() for flat in self.flats]
+        self._addresses = [bound.address for bound in self._bound]
+        self._bound_parameters = [bound.parameter for bound in self._bound]
+        #: Whether the last look has found parameters that were set, and were left so.
+        self.was_set = False
+        self._remember()
+
+    def _held_here(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return what this rank holds of a parameter, as a plain parameter."""
+        return parameter
+
+    def _place(self, peer: Peer) -> None:
+        """Give all parameters their memory."""
         for spans in partition(self.spans, Model()):
             flat = allocate(peer, spans[-1].start + spans[-1].padded_numel, spans[0].dtype, spans[0].device)
             self._flats.append((spans, flat))
@@ -65,13 +81,10 @@ class ParameterStorage:
                 with torch.no_grad():
                     view.copy_(parameter)
                 parameter.data = view
-                self._bound.append(_Bound(span.name, parameter, view, view.data_ptr()))
-        self._flat_addresses = [flat.data_ptr() for flat in self.flats]
-        self._addresses = [bound.address for bound in self._bound]
-        self._bound_parameters = [bound.parameter for bound in self._bound]
-        #: Whether the last look has found parameters that were set, and were left so.
-        self.was_set = False
-        self._remember()
+                self._bound.append(Bound(span.name, parameter, view, view.data_ptr()))
+
+    def forget_gathered(self) -> None:
+        """Drop copies of parameters that a forward has gathered, before the parameters' memory is written."""
 
     @property
     def flats(self) -> list[Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.plain import Batch, Tree
+from hocket.session.island import Island
 from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer
 from hocket.transport.peer import Peer
@@ -63,6 +64,7 @@ class Attachment:
         make_optimizer: makes another optimizer like the given one from parameter groups, for engines that keep several
             copies of the weights; None where the engine is to copy the given one.
         statistics: names of buffers that are averaged like BatchNorm's, with `*` for any text.
+        island: the ranks that hold one replica together; None if each rank holds a whole model.
     """
 
     model: nn.Module
@@ -76,6 +78,7 @@ class Attachment:
     observer: Observer | None
     make_optimizer: MakeOptimizer | None
     statistics: tuple[str, ...] = ()
+    island: Island | None = None
 
 
 def left_by(error: BaseException, step: int) -> str:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
-from typing import Literal, ParamSpec, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,12 @@ from hocket.plain import TreeView
 from hocket.plugin import CORE
 from hocket.results.script import take_folder
 from hocket.segment.partition import unusual_strides
+from hocket.segment.shards import fsdp_modules, is_sharded
 from hocket.session.api import Attachment, MakeOptimizer, left_by
 from hocket.session.ddp import watch_ddp
 from hocket.session.engine import DataParallel, Engine
+from hocket.session.island import find_island, mesh_of
+from hocket.session.island_refusals import check_island
 from hocket.session.ranks import agree
 from hocket.session.refusals import (
     check,
@@ -40,6 +43,9 @@ from hocket.trace import Observer
 from hocket.transport import join
 from hocket.transport.gathering import gather
 from hocket.transport.peer import Peer
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["attach"]
 
@@ -86,12 +92,17 @@ def attach(
     statistics: Sequence[str] = (),
     engine: Engine | None = None,
     make_optimizer: MakeOptimizer | None = None,
+    island: DeviceMesh | None = None,
+    same_samples: Sequence[str] | None = None,
 ) -> Session:
     """Attach a strategy to a model and its optimizer; collective.
 
     The trainable parameters become views of flat buffers, hooks are set, and, with `initial="rank0"`, every rank
     gets the parameters, the buffers and the optimizers' state of rank 0. Before that the ranks compare their arguments.
     A model that was in a session before goes on counting its steps and passes.
+
+    A model that FSDP2 or tensor parallelism has sharded over a mesh is one replica of the mesh's ranks, an island: the
+    strategy runs between islands, and its parameters stay where torch keeps them.
 
     Until `close` gives each parameter its own memory again, training and merging write into these buffers in place, as
     an optimizer does: copy weights by `clone()`. Weights that were set aside (`p.data = ...`, as averages of weights
@@ -128,6 +139,9 @@ def attach(
         engine: the way of a batch through the model in `session.train_batch`; None for a whole model on every rank.
         make_optimizer: makes an optimizer like the given one from parameter groups, for engines that keep several
             copies of the weights. Where None the given one is copied, which works for torch's own.
+        island: the mesh of the ranks that hold one replica; that of the parameters where None.
+        same_samples: the names of the mesh's dimensions whose ranks read the same samples. Where None: tp, cp and sp
+            beside FSDP, and all dimensions without it.
 
     Raises:
         AttachError: the model or an optimizer cannot be carried, on some rank or not by this strategy, or has a session
@@ -155,7 +169,13 @@ def attach(
     try:
         if request.folder is not None and peer.rank == 0:
             take_folder(request.folder)
+        if isinstance(model, nn.Module):
+            for module in fsdp_modules(model):
+                module.reshard()  # what a forward has gathered hides the shards
+            island = mesh_of(model, island)
         check(model, optimizers)
+        if island is not None:
+            check_island(model, optimizers, strategy, peer, engine, island, same_samples)
         watch_ddp()
         check_statistics(model, statistics)
         check_devices(model, strategy, peer)
@@ -174,6 +194,7 @@ def attach(
     except AttachError as error:
         refusal = str(error)
     agree(peer, facts, refusal)
+    found = None if island is None else find_island(peer, island, model, same_samples)
     if peer.rank == 0 and peer.size > 1:
         warn_of_unsynchronised(model)
     for warning in _warnings(model, strategy) if peer.rank == 0 else ():
@@ -191,6 +212,7 @@ def attach(
             observer,
             make_optimizer,
             tuple(statistics),
+            found,
         )
     )
     if request.folder is None and not is_script():
@@ -239,8 +261,9 @@ def _facts(
     }
 
 
-def _description(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+def _description(tensor: Any) -> str:
+    sharded = f" {list(map(str, tensor.placements))}" if is_sharded(tensor) else ""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{sharded}"
 
 
 def _order(parameter: Tensor) -> str:

@@ -20,6 +20,7 @@ from hocket.session.data.epochs import Epochs
 from hocket.session.data.streams import StreamedSamples
 from hocket.session.data.windows import Windows
 from hocket.session.exchange.active import Counters
+from hocket.session.island import Island
 from hocket.session.ranks import local_rank
 from hocket.session.save.again import counted_before, note_counted
 from hocket.session.step.looking_on import only_evaluates
@@ -59,6 +60,7 @@ class EngineSession(ABC):
             parts of one replica of the model read the same share.
         step: number of steps that have ended; those without an optimizer step (GradScaler found Inf) count.
         skipped_steps: number of steps that this rank skipped for NaN or Inf in a gradient, with `on_nonfinite="skip"`.
+        island: the ranks that hold one replica together; this one alone if it holds a whole model.
         replicas_equal: whether all replicas hold the same bits after every step.
         places_buffers: whether a loaded buffer may have another shape than the model's, or be missing in the model.
         counters: bytes sent and seconds waited so far.
@@ -77,7 +79,12 @@ class EngineSession(ABC):
     places_buffers = False
 
     def __init__(
-        self, model: nn.Module, optimizers: Sequence[Optimizer], strategy: Strategy, peer: Peer
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        strategy: Strategy,
+        peer: Peer,
+        island: Island | None = None,
     ) -> None:
         self.model = model
         self.optimizers = Optimizers(optimizers)
@@ -87,7 +94,8 @@ class EngineSession(ABC):
         self.rank, self.size = peer.rank, peer.size
         self.local_rank = local_rank(peer)
         self.is_main = peer.rank == 0
-        self.data_rank, self.data_size = peer.rank, peer.size
+        self.island = Island.alone(peer) if island is None else island
+        self.data_rank, self.data_size = self.island.data_rank, self.island.data_size
         self.step = 0
         self.skipped_steps = 0
         self.counters = Counters()

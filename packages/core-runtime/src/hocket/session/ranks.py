@@ -14,6 +14,8 @@ from hocket.checkpoint.subclasses import plain_tensors
 from hocket.checkpoint.tree import flatten, unflatten
 from hocket.errors import AttachError, DisagreementError
 from hocket.plain import flattened
+from hocket.segment.shards import is_sharded, local
+from hocket.session.island import Island
 from hocket.session.step.optimizers import Optimizers
 from hocket.strategy.scope import Placement
 from hocket.transport.lane import Lane
@@ -25,6 +27,7 @@ __all__ = [
     "broadcast_model",
     "broadcast_optimizers",
     "broadcast_tensor",
+    "broadcast_unsharded",
     "differing",
     "find_ranks",
     "local_rank",
@@ -36,15 +39,17 @@ class Endpoints:
     """This rank's endpoints.
 
     Attributes:
-        peer: among all ranks.
+        peer: among the ranks that exchange: all of them, or this rank's column of sharded replicas.
         host: among the ranks of this rank's host, which can share memory; `peer` where there is one host.
         placement: the host of each rank.
+        island: the ranks that hold one replica together with this one.
         device: the device that lanes exchange from, by Gloo or NCCL; None for host memory, by the transport.
     """
 
     peer: Peer
     host: Peer
     placement: Placement
+    island: Island
     device: torch.device | None = None
 
 
@@ -54,19 +59,24 @@ def local_rank(peer: Peer) -> int:
     return hosts[: peer.rank].count(hosts[peer.rank])
 
 
-def find_ranks(peer: Peer, device: torch.device | None = None) -> Endpoints:
+def find_ranks(peer: Peer, device: torch.device | None = None, island: Island | None = None) -> Endpoints:
     """Find the hosts of the ranks of `peer`; collective.
 
     Args:
-        peer: all ranks.
+        peer: the attribute.
         device: the attribute.
+        island: the attribute; None for whole models.
     """
     placement = _placement(peer)
     own = placement.hosts[peer.rank]
     neighbours = [rank for rank, host in enumerate(placement.hosts) if host == own]
     host = peer if len(neighbours) == peer.size else peer.group(neighbours)
     assert host is not None  # this rank is its own neighbour
-    return Endpoints(peer, host, placement, device)
+    if island is None:
+        return Endpoints(peer, host, placement, Island.alone(peer), device)
+    # An island is where its first rank is, so that all of its ranks have the same neighbours.
+    of_first = gather(island.own, placement.hosts)[0] if island.own is not None else placement.hosts
+    return Endpoints(peer, host, Placement(tuple(of_first)), island, device)
 
 
 def _placement(peer: Peer) -> Placement:
@@ -135,8 +145,17 @@ def broadcast_model(model: nn.Module, lane: Lane, root: int = 0) -> None:
     """Give every rank of a lane the parameters and buffers of `root`; collective."""
     if lane.size > 1:
         for tensor in (*model.parameters(), *model.buffers()):
-            for plain in plain_tensors(tensor.data):
+            for plain in plain_tensors(local(tensor.data)):
                 broadcast_tensor(plain, lane, root)
+
+
+@torch.no_grad()
+def broadcast_unsharded(model: nn.Module, lane: Lane) -> None:
+    """Give every rank of an island the plain parameters and buffers of its first; collective."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not is_sharded(tensor):
+            for plain in plain_tensors(tensor.data):
+                broadcast_tensor(plain, lane, 0)
 
 
 @torch.no_grad()

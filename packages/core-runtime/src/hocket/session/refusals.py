@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hocket.compressor.optimizer_terms import optimizer_terms
 from hocket.config.component import component_name
 from hocket.errors import AttachError
+from hocket.segment.shards import fsdp_modules, is_sharded, local
 from hocket.session.step.optimizers import is_attached, stepped_by
 from hocket.session.torch_internals import is_compiled, is_sharded_by_fsdp
 from hocket.strategy.exchange import Exchange, ProgressMode
@@ -53,7 +54,7 @@ def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
     _check_modules(model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
-        _check_parameter(name, parameter)
+        _check_parameter(name, parameter, local(parameter))
     for name, buffer in model.named_buffers():
         _check_buffer(name, buffer)
     _check_memory(model)
@@ -149,12 +150,20 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def refuse_closure(optimizer: torch.optim.Optimizer, strategy: Strategy) -> None:
+def refuse_closure(optimizer: torch.optim.Optimizer, strategy: Strategy, *, sharded: bool = False) -> None:
     """Refuse a step with a closure where it would compute with other values than the model's.
 
+    Args:
+        sharded: whether each rank holds a shard of the model.
+
     Raises:
-        AttachError: parameters are exchanged by push-sum, now or in a later phase.
+        AttachError: parameters are exchanged by push-sum, now or in a later phase; or the model is sharded.
     """
+    if sharded:
+        raise AttachError(
+            f"{type(optimizer).__name__} steps with a closure, and decides by norms and products of what it holds, "
+            "which are those of shards here: use an optimizer that steps without one"
+        )
     exchanges = (exchange for each in strategy.in_turn for exchange in each.parameters)
     for exchange in (exchange for exchange in exchanges if exchange.carries_weight):
         raise AttachError(
@@ -164,7 +173,14 @@ def refuse_closure(optimizer: torch.optim.Optimizer, strategy: Strategy) -> None
         )
 
 
+_NOT_FSDP1 = (
+    ", whose flat parameters no session can exchange: shard by torch.distributed.fsdp.fully_shard (FSDP2), over the "
+    "ranks of one island"
+)
+
+
 def _check_modules(model: nn.Module) -> None:
+    sharded = bool(fsdp_modules(model))
     for name, module in model.named_modules():
         what = f"module {name!r}" if name else "the model"
         if _is_a(module, "torch.nn.parallel.distributed", "DistributedDataParallel"):
@@ -172,12 +188,12 @@ def _check_modules(model: nn.Module) -> None:
                 f"{what} is wrapped in DistributedDataParallel, which would average the gradients a second time: leave "
                 "it out, attach the plain model, and call that (not ddp(x))"
             )
-        if _is_a(module, "torch.distributed.fsdp", "FullyShardedDataParallel") or is_sharded_by_fsdp(module):
-            raise AttachError(
-                f"{what} is sharded by FSDP: a session needs whole parameters on every rank. Attach the model without "
-                "it, or leave the exchange to FSDP and Hocket out"
-            )
-        if _is_a(module, "torch._dynamo.eval_frame", "OptimizedModule") or is_compiled(module):
+        if _is_a(module, "torch.distributed.fsdp", "FullyShardedDataParallel"):
+            raise AttachError(f"{what} is sharded by FullyShardedDataParallel{_NOT_FSDP1}")
+        compiled = is_compiled(module) and not (
+            sharded and name
+        )  # FSDP's hooks are outside of compiled layers
+        if compiled or _is_a(module, "torch._dynamo.eval_frame", "OptimizedModule"):
             raise AttachError(
                 f"{what} is compiled already, and compiled code ignores hooks that are set later: attach the plain "
                 "model first, then torch.compile it"
@@ -198,22 +214,13 @@ def _check_modules(model: nn.Module) -> None:
             )
 
 
-def _check_parameter(name: str, parameter: nn.Parameter) -> None:
+def _check_parameter(name: str, parameter: nn.Parameter, part: Tensor) -> None:
+    """Refuse a parameter, of which this rank holds `part`, that cannot be carried."""
     if isinstance(parameter, nn.parameter.UninitializedParameter):
         raise AttachError(f"parameter {name} is lazy and has no shape yet: run one forward before attach")
-    if _is_a(parameter, "torch.distributed", "DTensor") or _is_a(
-        parameter.data, "torch.distributed", "DTensor"
-    ):
-        raise AttachError(
-            f"parameter {name} is a DTensor: a session needs whole parameters on every rank. Attach the model before "
-            "it is distributed, or leave Hocket out"
-        )
     if is_sharded_by_fsdp(parameter):  # attached is the module within
-        raise AttachError(
-            f"parameter {name} is sharded by FSDP: a session needs whole parameters on every rank. Attach the model "
-            "without it, or leave the exchange to FSDP and Hocket out"
-        )
-    if parameter.is_meta:
+        raise AttachError(f"parameter {name} is sharded by FullyShardedDataParallel{_NOT_FSDP1}")
+    if part.is_meta:
         raise AttachError(
             f"parameter {name} is on the meta device and holds no values: materialise it (to_empty)"
         )
@@ -228,7 +235,12 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
             f"parameter {name} is {parameter.dtype}: float16, bfloat16, float32 and float64 can be carried"
             + (" (keep a complex one as two real ones, torch.view_as_real)" if parameter.is_complex() else "")
         )
-    if not _is_dense(parameter):
+    if is_sharded(parameter) and type(part) not in (Tensor, nn.Parameter):
+        raise AttachError(
+            f"this rank's shard of parameter {name} is a {type(part).__name__}, no plain memory that could be sent: "
+            "shard parameters of plain tensors"
+        )
+    if not _is_dense(part):
         raise AttachError(
             f"parameter {name} has overlapping or scattered elements (expanded or sliced?): make it "
             "contiguous before attach"
@@ -262,9 +274,17 @@ def _layout(tensor: Tensor) -> str:
 
 def _check_memory(model: nn.Module) -> None:
     """Refuse tensors that share memory without being one object, as attach would separate them."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
+    named = [*model.named_parameters(), *model.named_buffers()]
+    tensors = [(name, local(tensor)) for name, tensor in named]
+    trained_names = {name for name, tensor in named if tensor.requires_grad}
     ranges = sorted(
-        ((t.device.type, t.device.index or 0), t.data_ptr(), t.data_ptr() + t.nbytes, name, t.requires_grad)
+        (
+            (t.device.type, t.device.index or 0),
+            t.data_ptr(),
+            t.data_ptr() + t.nbytes,
+            name,
+            name in trained_names,
+        )
         for name, t in tensors
         if t.numel()
     )

@@ -1,4 +1,4 @@
-"""The session of an engine whose ranks each hold a whole model; the step, from top to bottom."""
+"""The session of an engine whose ranks hold replicas, alone or in islands; the step, from top to bottom."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from hocket.checkpoint.files import StateFile
 from hocket.errors import CheckpointError, SessionError
+from hocket.segment.shards import whole_of
 from hocket.session.api import Attachment, Loss, StepResult, TrainStep
 from hocket.session.data.windows import Windows
 from hocket.session.engine_session import EngineSession
@@ -24,6 +25,7 @@ from hocket.session.refusals import refuse_closure
 from hocket.session.replica import Replica
 from hocket.session.save.consensus import Consensus
 from hocket.session.save.replica_state import ReplicaState, tensors_of
+from hocket.session.step.clipping import clip_shards
 from hocket.session.step.closures import SharedClosure
 from hocket.session.step.grad_scaler import found_inf, scaler_in_use, unscale, unscales_by
 from hocket.session.step.looking_on import Onlookers
@@ -35,6 +37,7 @@ from hocket.session.step.unused import UnusedGradients
 from hocket.session.step.weights import Contribution
 from hocket.session.torch_internals import current_backward
 from hocket.strategy.advice import outer_age
+from hocket.transport.peer import gather
 
 __all__ = ["ReplicaSession"]
 
@@ -44,7 +47,7 @@ _onlookers = Onlookers()
 
 
 class ReplicaSession(EngineSession):
-    """A session whose rank holds a whole model.
+    """A session whose rank holds a whole model, or a shard of each parameter.
 
     Attributes:
         storage: the trainable parameters' memory.
@@ -59,7 +62,7 @@ class ReplicaSession(EngineSession):
         """Attach; collective. A failure leaves nothing behind."""
         observer = given.observer
         peer = given.peer if observer is None else observer.join(given.peer)
-        super().__init__(given.model, given.optimizers, given.strategy, peer)
+        super().__init__(given.model, given.optimizers, given.strategy, peer, given.island)
         self._observer = observer
         #: The thread that has attached it.
         self.thread = 0
@@ -81,10 +84,11 @@ class ReplicaSession(EngineSession):
         replica = Replica(
             self.model,
             self.optimizers,
-            self.peer,
+            self.island,
             self.control,
             self.state,
             self._begin_exchange,
+            lambda: self.weight,
             initial=given.initial,
             may_skip=given.on_nonfinite == "skip",
             lanes_on_device=given.lanes != "host",
@@ -93,7 +97,7 @@ class ReplicaSession(EngineSession):
         # A job goes on saving where it saved, and with its periods and phases.
         self.count_on()
         self._replica, self.storage, self._weights = replica, replica.storage, replica.weights
-        self._held = {id(parameter) for parameter in self.storage.parameters.values()}
+        self._held = {id(whole_of(parameter)) for parameter in self.storage.parameters.values()}
         self._nonfinite = NonFiniteSteps(replica, self.rank)
         exchanges = given.strategy.exchanges or given.strategy.phases
         self._windows = self.windows = Windows(self.peer if self.size > 1 and exchanges else None)
@@ -167,7 +171,11 @@ class ReplicaSession(EngineSession):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         if self.state.accumulated:
             self.exchange_gradients()
-        return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type)
+        if self.island.own is None:
+            return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type)
+        if self.phase.gradients is None:
+            self._weights.drop_repetition(self.storage.parameters.values())
+        return clip_shards(self.storage.parameters.values(), self.island, max_norm, norm_type)
 
     def exchange_gradients(self) -> None:
         """Exchange the parameters' `.grad`, and bind it to the result.
@@ -259,7 +267,7 @@ class ReplicaSession(EngineSession):
         if not self.optimizers.partly_stepped:
             self._nonfinite.skipping = False  # that of a step that failed, and never ended
         if closure is not None:
-            refuse_closure(optimizer, self.strategy)
+            refuse_closure(optimizer, self.strategy, sharded=self.island.own is not None)
         self._note_phase("optimizer")
         self._windows.announce(steps=True)
         self.phase.look_before_step()
@@ -339,12 +347,18 @@ class ReplicaSession(EngineSession):
         if self._observer is not None:
             self._observer.step_ended(self.step - 1, self.peer.clock.now())
         self.peer.status.note_step(self.step)
-        self._phases.go_on(self.step, self.gather)
+        self._phases.go_on(self.step, self._gather_replicas)
         if not self._looked_at_state:
             self._look_at_state()
         if not self.epochs.under_way:  # else the next batch says that the step is over
             self._equality.between_steps(self.step)
         self.step_ended(self.step - 1)
+
+    def _gather_replicas(self, value: Any) -> list[Any]:
+        """Return the value of each rank that holds the same parameters; collective."""
+        self.require("session.gather")
+        self.begin_collective("session.gather")
+        return gather(self._replica.ranks.peer, value, what="session.gather")
 
     def _weight_of_step(self) -> float:
         """Return the weight of the step's batches, of all ranks whose gradients it was made with."""
@@ -503,7 +517,10 @@ class ReplicaSession(EngineSession):
         with looking, self.state.average():
             try:
                 with consensus:
-                    yield
+                    try:
+                        yield
+                    finally:
+                        self.storage.forget_gathered()
             finally:
                 if not self.state.ended:
                     under_way.put_back()
@@ -524,6 +541,7 @@ class ReplicaSession(EngineSession):
             finally:
                 # Nobody has trained on from there.
                 if self.step == step and self.state.now is not SessionState.CLOSED:
+                    self.storage.forget_gathered()
                     under_way.put_back()
 
     def consensus_distance(self) -> float:
@@ -605,6 +623,7 @@ class ReplicaSession(EngineSession):
             self._phases.close()
         if self.streamed is not None:
             self.streamed.close()
+        self._replica.close()
         self.control.close()
         self._unhook()
         if self._observer is not None:
@@ -622,7 +641,7 @@ class ReplicaSession(EngineSession):
     def _unhook(self) -> None:
         self.note_counts(self.model)
         _onlookers.remove(self)
-        self._weights.close()
+        self._weights.unhook()
         self.optimizers.unhook()
         self.phase.unhook()
         self.storage.release()

@@ -211,6 +211,7 @@ def _first_line(session: EngineSession, hosts: Sequence[str]) -> str:
     num_hosts = len(set(hosts))
     ranks = f"{session.size} ranks over {session.peer.transport}"
     ranks += f" ({num_hosts} hosts)" if num_hosts > 1 else ""
+    ranks += f", {session.island.described}" if session.island.described else ""
     starts = [f"from step {phase.step} on " for phase in session.strategy.phases]
     phases = [
         f"{start}{_rhythm(phase.strategy)}{_volume(session, phase.strategy, hosts)}"
@@ -227,8 +228,8 @@ def _rhythm(strategy: Strategy) -> str:
 
 
 def _volume(session: EngineSession, strategy: Strategy, hosts: Sequence[str]) -> str:
-    """Return the bytes that a rank sends, in words; nothing where the engine splits the model."""
-    if session.data_size < session.size or not strategy.exchanges:
+    """Return the bytes that a rank sends, in words; nothing where ranks hold parts of the model."""
+    if session.data_size < session.size or session.island.places or not strategy.exchanges:
         return ""
     try:
         planned = plan(strategy, session.model, Placement.of(hosts), NetworkModel())

@@ -45,6 +45,12 @@ class Comparison:
     alike: Sequence[str]
     others: Mapping[str, Sequence[int]]
 
+    def __or__(self, more: Comparison) -> Comparison:
+        """Return the comparison of these tensors and of others."""
+        return Comparison(
+            [*self.differing, *more.differing], [*self.alike, *more.alike], {**self.others, **more.others}
+        )
+
 
 def compare(peer: Peer, tensors: Mapping[str, Tensor], what: str = "allgather") -> Comparison:
     """Compare tensors over ranks, which may have different ones; collective.

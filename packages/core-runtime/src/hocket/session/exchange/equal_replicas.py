@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hocket.arrays import Array
 from hocket.errors import DisagreementError
+from hocket.segment.shards import local
 from hocket.session.exchange.checksums import checksum, compare
 from hocket.session.exchange.phases import Phases
 from hocket.session.ranks import differing
@@ -135,7 +136,8 @@ class EqualReplicas:
     def _frozen(self) -> dict[str, Tensor]:
         """Return the parameters that were frozen when the session was attached, by name."""
         trained = self._replica.storage.parameters
-        return {name: p.detach() for name, p in self._replica.model.named_parameters() if name not in trained}
+        named = self._replica.model.named_parameters()
+        return {name: local(p.detach()) for name, p in named if name not in trained}
 
     def _report(self, call: str, step: int, distance: float, beside: dict[str, Tensor]) -> None:
         """Report the difference, its size and its likely causes."""
@@ -153,7 +155,7 @@ class EqualReplicas:
         if not self._averages:
             raise DisagreementError(f"{text}. {causes}")
         self._times_found += 1
-        if self._peer.rank == 0 and self._times_found == 1:
+        if self._replica.ranks.island.is_main and self._times_found == 1:
             _log.warning(
                 "%s. %s. Consensus, save, close, and a look every %d rounds set replicas to their mean; "
                 "hocket.attach(..., on_difference='error') ends the job instead",
@@ -161,7 +163,7 @@ class EqualReplicas:
                 causes,
                 ROUNDS,
             )
-        elif self._peer.rank == 0 and self._times_found & (self._times_found - 1) == 0:
+        elif self._replica.ranks.island.is_main and self._times_found & (self._times_found - 1) == 0:
             _log.warning("%s. This has happened %d times", text, self._times_found)
 
     def _causes(self) -> str:

@@ -22,6 +22,7 @@ from hocket.plan.layout import OUTER, WEIGHT
 from hocket.segment.segment import Segment, view_of
 from hocket.segment.storage import Pieces
 from hocket.session.exchange.segment_state import WEIGHT_TOLERANCE
+from hocket.session.island import Island
 from hocket.session.step.held import Held
 from hocket.strategy.exchange import Exchange
 from hocket.transport.lane import Lane
@@ -40,10 +41,16 @@ class OuterSegment:
         segment: its `outgoing` gets distances, and its `incoming` their combination.
         pieces: the places of the parameters θ, which φ begins with.
         any_frozen: returns whether a parameter is frozen on this rank now.
+        island: the ranks that hold the replica together: a parameter has moved if any of its shards has.
     """
 
     def __init__(
-        self, exchange: Exchange, segment: Segment, pieces: Pieces, any_frozen: Callable[[], bool]
+        self,
+        exchange: Exchange,
+        segment: Segment,
+        pieces: Pieces,
+        any_frozen: Callable[[], bool],
+        island: Island,
     ) -> None:
         assert exchange.outer is not None
         self._exchange, self._outer = exchange, exchange.outer
@@ -76,7 +83,7 @@ class OuterSegment:
         # Whether a combination is 0 for a parameter only if no rank has moved it.
         compressor = exchange.compressor
         self._shows_rest = compressor is None or not compressor.traits.leaves_out
-        self._any_frozen = any_frozen
+        self._any_frozen, self._island = any_frozen, island
         self._rests: Sequence[int] | None = None
         self._held = Held()
         self.begin()
@@ -100,13 +107,14 @@ class OuterSegment:
     def _has_moved(self) -> Tensor:
         return self._had_moved | (self._sums_now() != self._sums).any(1)
 
-    def moved(self) -> list[bool]:
+    def moved(self) -> Sequence[bool]:
         """Return of each parameter whether it has moved, other than by merges, since it was sent."""
         if self._is_outer:
             pairs = zip(self._places, self._targets, strict=True)
-            return [not torch.equal(self._on_model_device(place), target) for place, target in pairs]
-        moved: list[bool] = self._has_moved().tolist()
-        return moved
+            moved = [not torch.equal(self._on_model_device(place), target) for place, target in pairs]
+        else:
+            moved = self._has_moved().tolist()
+        return self._island.any_of(moved)
 
     def hold(self, residual: Tensor | None, anywhere: Sequence[bool]) -> None:
         """Keep the residuals of parameters that no rank has moved out of the next message.
@@ -206,7 +214,7 @@ class OuterSegment:
         # A look waits for the device: there only what is frozen, as it is on all ranks, is looked for.
         if gradient.device.type != "cpu" and not self._any_frozen():
             return []
-        moved = torch.stack([gradient[place].any() for place in self._places]).tolist()
+        moved = self._island.any_of(torch.stack([gradient[place].any() for place in self._places]).tolist())
         return [number for number, any_moved in enumerate(moved) if not any_moved]
 
     def step(self, gradient: Tensor, mean: Tensor | None = None) -> None:
@@ -271,9 +279,9 @@ class OuterSegment:
 
 
 def _target_in(pieces: Pieces, own: slice) -> Tensor:
-    """Return one parameter's part of the pieces' memory."""
+    """Return one parameter's part of the pieces' memory; a whole piece itself, which may be moved (shards)."""
     return next(
-        target[own.start - place.start : own.stop - place.start]
+        target if place == own else target[own.start - place.start : own.stop - place.start]
         for place, target in pieces
         if place.start <= own.start and own.stop <= place.stop
     )

@@ -37,6 +37,7 @@ from hocket.session.exchange.active import ActiveExchange
 from hocket.session.exchange.buffers import BufferMean
 from hocket.session.exchange.outer import OuterSegment
 from hocket.session.exchange.unrounded import Unrounded
+from hocket.session.island import Island
 from hocket.strategy.exchange import Overlap
 from hocket.transport.lane import Lane
 
@@ -73,6 +74,7 @@ class ParameterMix:
         take_values: takes over values that parameters were set to (`p.data = ...`) since the step's end.
         buffers: averages the model's buffers; None where they are the ranks' own.
         any_frozen: returns whether a parameter is frozen on this rank now.
+        island: the ranks that hold this replica together.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class ParameterMix:
         take_values: Callable[[], None],
         buffers: BufferMean | None,
         any_frozen: Callable[[], bool],
+        island: Island,
     ) -> None:
         self.opened = opened
         exchange = opened.exchange
@@ -106,7 +109,9 @@ class ParameterMix:
         #: The outer parameters of each segment, by its index; empty where there are none.
         self.outer: dict[int, OuterSegment] = {}
         if exchange.outer is not None:
-            self.outer = {i: OuterSegment(exchange, *place, any_frozen) for i, place in self._places.items()}
+            self.outer = {
+                i: OuterSegment(exchange, *place, any_frozen, island) for i, place in self._places.items()
+            }
         self._weights_lane = self._open_weights_lane()
         # The segments whose parameters hold x, and not x / w.
         self._biased: set[int] = set()
@@ -435,7 +440,9 @@ class ParameterMix:
 
     def _raise_nonfinite(self, segment: Segment, pieces: Pieces, ranks: Sequence[int]) -> None:
         """Raise for NaN or Inf from `ranks` of the scope; this rank's parameters hold it in any case."""
-        values = torch.cat([target for _, target in pieces])
+        values = torch.zeros(segment.numel, dtype=pieces[0][1].dtype)
+        for place, target in pieces:
+            values[place] = target.cpu()
         names = [s.name for s in segment.spans if not bool(torch.isfinite(values[s.start : s.stop]).all())]
         if names:
             whose = " and ".join(str(self.opened.ranks[rank]) for rank in ranks)
@@ -450,4 +457,4 @@ def _fuses(segment: Segment, pieces: Pieces, merges: Merge) -> bool:
     target = pieces[0][1]
     same = target.dtype == segment.outgoing.dtype == segment.incoming.dtype
     alike = same and target.device.type == "cpu" and len(pieces) == 1 and isinstance(merges, AddDisplacement)
-    return alike and segment.numel >= _SMALLEST_FUSED
+    return alike and segment.numel >= _SMALLEST_FUSED and target.numel() == segment.numel

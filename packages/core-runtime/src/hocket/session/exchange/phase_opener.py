@@ -77,7 +77,7 @@ class PhaseOpener:
             for exchange in strategy.exchanges
         )
         self.progress: ProgressEngine = ThreadProgress() if threaded else InlineProgress()
-        self._peer = ranks.peer
+        self._peer, self._island = ranks.peer, ranks.island
         self._placement = ranks.placement
         self._host = ranks.host
         self._device = ranks.device
@@ -122,6 +122,7 @@ class PhaseOpener:
             state,
             terms,
             agreement,
+            self._island,
             may_skip=may_skip,
         )
 
@@ -180,7 +181,9 @@ class PhaseOpener:
             ]
             opened = self._open(scope, scope.peer, segments)
             buffers = BufferMean(opened, beside) if self._averages_buffers(exchange, beside) else None
-            exchanges.append(ParameterMix(opened, places, len(cut), take_values, buffers, self._any_frozen))
+            exchanges.append(
+                ParameterMix(opened, places, len(cut), take_values, buffers, self._any_frozen, self._island)
+            )
         return ParameterSync(exchanges)
 
     def _any_frozen(self) -> bool:
@@ -190,7 +193,7 @@ class PhaseOpener:
         if exchange.buffers is Buffers.MEAN:
             return True
         left = beside.statistics()
-        if left and exchange.outer is not None and self._peer.rank == 0 and self._peer.size > 1:
+        if left and exchange.outer is not None and self._island.is_main and self._peer.size > 1:
             cure = f": {exchange.name}.buffers=mean averages them with the outer parameters"
             _log.warning(
                 "%s: the model's %d buffers (BatchNorm's statistics) stay each rank's own until a consensus%s",
@@ -254,7 +257,10 @@ class PhaseOpener:
         self, exchange: Exchange, peer: Peer, index: int, spans: list[ParameterSpan], pieces: Pieces
     ) -> Segment:
         target = pieces[0][1]
-        layout = parameter_layout(spans, exchange, _works_in_place(peer, target))
+        apart = self._island.own is not None
+        layout = parameter_layout(
+            spans, exchange, not apart and _works_in_place(peer, target), in_pieces=apart
+        )
 
         def buffer() -> Tensor:
             return allocate(peer, layout.wire_numel, layout.dtype, target.device)
@@ -283,7 +289,7 @@ class PhaseOpener:
             channel = exchange.collective.open(carrier, segments, self.progress, exchange.choices)
         except ValueError as error:
             raise CompositionError(f"{exchange.name}: {error}") from error
-        if channel.notice and self._peer.rank == 0:
+        if channel.notice and self._island.is_main:
             _log.warning("%s: %s", exchange.name, channel.notice)
         scale = 1.0
         if exchange.slot == GRADIENTS:

@@ -96,7 +96,7 @@ class Phases:
 
         Args:
             step: the number of steps.
-            gather: gives every rank's value, by rank.
+            gather: gives the value of every rank that holds the same parameters, by rank.
         """
         if self._strategy.phases and (following := self._strategy.at(step)) != self.active.strategy:
             self._leave()
@@ -127,7 +127,7 @@ class Phases:
     def _warn_of_unsent_steps(self) -> None:
         """Warn of steps that are missing in the outer parameters, which the next phase begins with."""
         for name, steps in self.active.parameters.outer_steps().items():
-            if steps and self._replica.ranks.peer.rank == 0:
+            if steps and self._replica.ranks.island.is_main:
                 _log.warning(
                     "%s: the next phase begins with the outer parameters, without what ranks have trained in up to %d "
                     "steps since they were last sent: let phases begin after a step in which it takes place",
@@ -217,7 +217,7 @@ class Phases:
             return
         del facts["backwards without optimizer.step()"]
         differences = differing(self._replica.ranks.peer, facts, call)
-        if differences and self._replica.ranks.peer.rank == 0:
+        if differences and self._replica.ranks.island.is_main:
             _log.warning(
                 "the ranks' optimizers step differently at step %d, and their replicas are averaged all the same, so "
                 "that each counts as much: let schedulers follow what all ranks have alike (the mean of their "
@@ -228,7 +228,7 @@ class Phases:
         self._warned_of_rates = bool(differences)
 
     def distance(self, gather: Gather, apart: Sequence[Tensor]) -> float:
-        """Return the root mean square, over ranks, of the replicas' L2 distance from their mean; collective.
+        """Return the root mean square, over replicas, of their L2 distance from their mean; collective.
 
         Args:
             gather: gives every rank's value, by rank.
@@ -237,8 +237,8 @@ class Phases:
         tensors = [*(() if self.replicas_equal else self._replica.storage.flats), *apart]
         if not tensors:
             return 0.0
-        squares = gather(squared_distance(tensors, self._replica.lane))
-        distance: float = float(sum(squares) / len(squares)) ** 0.5
+        squares = gather(squared_distance(tensors, self._replica.lane, self._replica.holders))
+        distance: float = float(sum(squares) / self._replica.ranks.peer.size) ** 0.5
         return distance
 
     def finish(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from hocket.checkpoint.subclasses import is_composite, plain_tensors
 from hocket.errors import some
 from hocket.plan.buffers import averaged_buffers
-from hocket.session.exchange.checksums import compare
+from hocket.segment.shards import local
+from hocket.session.exchange.checksums import Comparison, compare
 from hocket.session.ranks import broadcast_tensor
 from hocket.session.save.set_to_mean import set_to_mean
 from hocket.session.statistics import synchronises
@@ -20,7 +21,7 @@ from hocket.session.step.weights import BatchWeights
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["Beside", "Differing"]
+__all__ = ["Beside", "Differing", "Places"]
 
 _log = logging.getLogger("hocket")
 
@@ -29,33 +30,56 @@ _UNTOLD = "num_batches_tracked"
 
 
 @dataclass(frozen=True)
+class Places:
+    """The ranks that hold the same tensors: of parameters, and of buffers, which each rank holds whole.
+
+    Attributes:
+        peer, lane: among the ranks that hold the same part of each parameter.
+        everyone, control: among all ranks; the same two for whole models.
+    """
+
+    peer: Peer
+    lane: Lane
+    everyone: Peer
+    control: Lane
+
+    def compare(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Comparison:
+        """Compare tensors over the ranks that hold them; collective."""
+        if self.peer is self.everyone:
+            return compare(self.peer, {**parameters, **buffers})
+        return compare(self.peer, parameters) | compare(self.everyone, buffers)
+
+
+@dataclass(frozen=True)
 class Differing:
     """The tensors beside the trained parameters that differ between ranks.
 
     Attributes:
+        places: the ranks that hold them.
         parameters: frozen ones, which get their plain mean.
         statistics: buffers that get their mean by samples.
-        others: buffers that become rank 0's.
+        others: by lane, tensors that become its first rank's.
         share: the weight of this rank's statistics in the mean.
     """
 
+    places: Places
     parameters: Sequence[Tensor]
     statistics: Sequence[Tensor]
-    others: Sequence[Tensor]
+    others: Sequence[tuple[Lane, Tensor]]
     share: float
 
     @property
     def tensors(self) -> list[Tensor]:
         """Return all of these tensors, as this rank has them."""
-        return [*self.parameters, *self.statistics, *self.others]
+        return [*self.parameters, *self.statistics, *(tensor for _, tensor in self.others)]
 
-    def make_one(self, lane: Lane) -> None:
-        """Make the tensors equal on all ranks of a lane; collective."""
+    def make_one(self) -> None:
+        """Make the tensors equal on all ranks that hold them; collective."""
         for tensor in self.parameters:
-            set_to_mean(tensor, lane)
+            set_to_mean(tensor, self.places.lane)
         for tensor in self.statistics:
-            set_to_mean(tensor, lane, self.share)
-        for plain in (plain for tensor in self.others for plain in plain_tensors(tensor)):
+            set_to_mean(tensor, self.places.control, self.share)
+        for lane, plain in ((lane, plain) for lane, tensor in self.others for plain in plain_tensors(tensor)):
             broadcast_tensor(plain, lane, 0)
 
 
@@ -69,7 +93,7 @@ class Beside:
         model: the model; its tensors are looked up each time, as a module may replace them.
         trained: names of its trained parameters.
         named: buffers that the user calls statistics, as `averaged_buffers` takes them.
-        peer: all ranks.
+        places: the ranks that hold them.
         weights: of this rank's batches; their sum is the weight of its statistics.
     """
 
@@ -78,12 +102,13 @@ class Beside:
         model: nn.Module,
         trained: Iterable[str],
         named: Sequence[str],
-        peer: Peer,
+        places: Places,
         weights: BatchWeights,
     ) -> None:
         self._model, self._trained, self._named = model, frozenset(trained), tuple(named)
-        self._peer, self.weights = peer, weights
-        self.num_ranks = peer.size
+        self._places, self.weights = places, weights
+        self._peer = places.everyone
+        self.num_ranks = places.everyone.size
         self._warned_of: set[str] = set()
         # How many batches each statistic was of when all ranks held the same.
         self._equal_after: dict[str, Tensor] = {}
@@ -120,10 +145,12 @@ class Beside:
         Args:
             others: whether to include buffers without a mean, which are logged once by name.
         """
-        frozen = {name: p for name, p in self._model.named_parameters() if name not in self._trained}
+        named = self._model.named_parameters()
+        frozen = {name: local(p) for name, p in named if name not in self._trained}
         statistics = self.statistics()
-        found = {**frozen, **(dict(self._model.named_buffers()) if others else statistics)}
-        compared = compare(self._peer, found)
+        buffers = dict(self._model.named_buffers()) if others else statistics
+        found = {**frozen, **buffers}
+        compared = self._places.compare(frozen, buffers)
         names, alike = sorted(compared.differing), sorted(compared.alike)
         means = [n for n in alike if found[n].is_floating_point() and not is_composite(found[n])]
         parameters = [name for name in means if name in frozen]
@@ -134,8 +161,10 @@ class Beside:
             self.warn_unlike([name for name in names if name not in alike])
         samples = gather(self._peer, self.weights.total) if averaged else [0.0]
         share = samples[self._peer.rank] * len(samples) / sum(samples) if sum(samples) else 1.0
+        lanes = [self._places.lane if name in frozen else self._places.control for name in rest]
         kinds = [[found[name].data for name in kind] for kind in (parameters, averaged, rest)]
-        return Differing(kinds[0], kinds[1], kinds[2], share)
+        firsts = list(zip(lanes, kinds[2], strict=True))
+        return Differing(self._places, kinds[0], kinds[1], firsts, share)
 
     def _tell_rank0s(self, names: Sequence[str]) -> None:
         self._tell(

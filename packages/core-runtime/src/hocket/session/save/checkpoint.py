@@ -163,12 +163,14 @@ class Checkpoints:
             try:
                 manifest = patiently(lambda: Manifest.read(path))
                 ranks = [peer.rank] if manifest.ranks == peer.size else range(manifest.ranks)
-                files.extend(stack.enter_context(StateFile(path / rank_file(rank))) for rank in ranks)
-                for file in files:
+                opened = [stack.enter_context(StateFile(path / rank_file(rank))) for rank in ranks]
+                for file in opened:
                     _check_run(manifest, file)
+                files.extend(self._of_this_place(opened))
                 self._check(manifest, files[0])
                 # Of several ranks' files each of these ranks reads its share.
-                for file in files if len(files) == 1 else files[peer.rank :: peer.size]:
+                column = self._session.island.column
+                for file in files if len(files) == 1 else files[column.rank :: column.size]:
                     file.check_content(manifest.checksums[file.path.name])
             except DamagedError as error:
                 return str(error), isinstance(error, MissingFileError)
@@ -179,6 +181,33 @@ class Checkpoints:
         if damage and not checked[0][0] and all(is_missing for why, is_missing in checked if why):
             raise MissingFileError("\n".join(damage))  # of another disk than rank 0's
         return "; ".join(damage)
+
+    def _of_this_place(self, files: Sequence[StateFile]) -> Sequence[StateFile]:
+        """Return the files of ranks that held the same part of a replica as this rank.
+
+        Raises:
+            CheckpointError: replicas were sharded over another number of ranks.
+        """
+        place, size = self._place
+        saved = [file.read("session").get("island", [0, 1]) for file in files]
+        for file, (_, saved_size) in zip(files, saved, strict=True):
+            if saved_size != size:
+                raise CheckpointError(
+                    f"{file.path}: saved by {_islands(saved_size)}, and this session has {_islands(size)}: shard the "
+                    "model as it was, or go by torch.distributed.checkpoint, saved within session.consensus()"
+                )
+        found = [file for file, (saved_place, _) in zip(files, saved, strict=True) if saved_place == place]
+        if not found:
+            raise CheckpointError(
+                f"{files[0].path}: of another place in its island than this rank's, {place}"
+            )
+        return found
+
+    @property
+    def _place(self) -> list[int]:
+        """Return this rank's place in its island, and the island's number of ranks."""
+        island = self._session.island
+        return [island.places[self._peer.rank] if island.places else 0, island.size]
 
     def _go_on_from(self, path: Path, files: Sequence[StateFile]) -> bool:
         """Continue from a checkpoint; return whether each rank has its own state, not the mean."""
@@ -214,6 +243,7 @@ class Checkpoints:
             "session": {
                 "step": session.step,
                 "skipped_steps": session.skipped_steps,
+                "island": self._place,
                 "bytes_sent": counters.bytes_sent,
                 "exchanges": counters.exchanges,
                 "under_way_s": counters.under_way_s,
@@ -328,6 +358,10 @@ def _state_of_given(name: str, given: Stateful) -> object:
         raise CheckpointError(
             f"more/{name}: {type(given).__name__}.state_dict failed: {type(error).__name__}: {error}"
         ) from error
+
+
+def _islands(size: int) -> str:
+    return "ranks with whole models" if size == 1 else f"islands of {size} ranks"
 
 
 def _warn_of_incomplete(folder: Path) -> None:

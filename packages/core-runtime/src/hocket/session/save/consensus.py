@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from hocket.checkpoint.subclasses import is_composite, plain_tensors
 from hocket.segment.partition import partition
 from hocket.segment.shape import wire_dtype
+from hocket.segment.shards import local
 from hocket.segment.storage import ParameterStorage
 from hocket.session.exchange.parameter_sync import ParameterSync
 from hocket.session.ranks import broadcast_tensor
@@ -33,7 +34,7 @@ class Consensus:
     Args:
         tensors: this rank's tensors, to be set.
         parameters: the exchanges whose push-sum values are set, too.
-        lane: among all ranks.
+        lane: among the ranks that hold the same parameters.
         outer: sets parameters to the outer ones in place of a mean; None where there are none.
         beside: other tensors of the model to make equal on all ranks; None for none.
     """
@@ -62,7 +63,7 @@ class Consensus:
         if outer is not None:
             outer.show(parameters, lane)
         if beside is not None:
-            beside.make_one(lane)
+            beside.make_one()
         parameters.reset_weights()
 
     def __enter__(self) -> None:
@@ -117,13 +118,21 @@ def average(tensors: Iterable[Tensor], lane: Lane) -> None:
 
 
 @torch.no_grad()
-def squared_distance(tensors: Iterable[Tensor], lane: Lane) -> float:
-    """Return the square of this rank's Euclidean distance from the ranks' mean; collective."""
+def squared_distance(
+    tensors: Iterable[Tensor], lane: Lane, holders: Callable[[Tensor], int] = lambda _: 1
+) -> float:
+    """Return the square of this rank's Euclidean distance from the ranks' mean; collective.
+
+    Args:
+        tensors: this rank's.
+        lane: among the ranks that hold the same.
+        holders: returns on how many ranks of this replica a tensor counts; each counts a share of it.
+    """
     squares = 0.0
     for tensor in tensors:
         mean = tensor.clone()
         set_to_mean(mean, lane)
-        squares += float((tensor.double() - mean.double()).square().sum())
+        squares += float((tensor.double() - mean.double()).square().sum()) / holders(tensor)
     return squares
 
 
@@ -145,7 +154,7 @@ def average_optimizers(optimizers: Optimizers, lane: Lane, gather: Gather) -> No
             optimizer.state.pop(parameter, None)
             continue
         for key in sorted(gathered[0][number]):
-            value = optimizer.state[parameter][key]
+            value = local(optimizer.state[parameter][key])
             if is_composite(value):  # which has no mean of its parts
                 for plain in plain_tensors(value):
                     broadcast_tensor(plain, lane, 0)

@@ -20,6 +20,7 @@ from hocket.checkpoint.files import (
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, HocketError
 from hocket.plain import Stateful, Tree
+from hocket.segment.shards import local
 from hocket.session.save.exchange_state import load_exchange, state_of_exchange
 from hocket.session.save.module_state import (
     extra_states,
@@ -226,10 +227,10 @@ class ReplicaState:
 
 
 def tensors_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Return a model's parameters and buffers by name, in their own memory."""
+    """Return a model's parameters, or this rank's shards, and its buffers by name, in their own memory."""
     return {
-        "parameters": {name: p.detach() for name, p in model.named_parameters()},
-        "buffers": dict(model.named_buffers()),
+        "parameters": {name: local(p.detach()) for name, p in model.named_parameters()},
+        "buffers": {name: local(buffer) for name, buffer in model.named_buffers()},
     }
 
 

@@ -24,6 +24,7 @@ from hocket.errors import AttachError, HocketError, SessionError
 from hocket.plan.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
 from hocket.session.exchange.active import ActiveExchange
 from hocket.session.exchange.segment_state import GradientSlot, SegmentState, Stage
+from hocket.session.island import Island
 from hocket.session.step.account import Account
 from hocket.session.step.grad_scaler import loss_scale, scaler_in_use, watch_scalers
 from hocket.session.step.optimizer_terms import AppliedTerms
@@ -53,6 +54,7 @@ class GradientSync:
         state: the session's, which says whether backwards only add to `p.grad`, and notes that results are there.
         terms: the optimizer's terms that the first exchange's compressor applies.
         agreement: of ranks on weights and finiteness before compressors update residuals; None without residuals.
+        island: the ranks that hold this replica together, which leave steps out together.
         may_skip: whether steps with NaN or Inf are left out.
 
     Attributes:
@@ -73,9 +75,11 @@ class GradientSync:
         state: StepState,
         terms: AppliedTerms | None,
         agreement: Agreement | None,
+        island: Island,
         *,
         may_skip: bool,
     ) -> None:
+        self._island = island
         self._exchanges, self._open = opened, opened[0]
         self._begin, self._state = begin, state
         self.contribution, self.weight = NOTHING, 0.0
@@ -171,8 +175,8 @@ class GradientSync:
         self._backward = current_backward()
         self._hooks.begin_backward()
         self._begin_round(contribution, loss_scale())
-        if self.terms is not None and self.account is not None and self.account.rounds:
-            self.terms.note_another_round()
+        if self.account is not None and self.account.rounds:
+            self._note_another_round()
         try:
             at_end_of_backward(self._end_backward)
         except AssertionError as error:  # torch's own word on it
@@ -180,6 +184,21 @@ class GradientSync:
                 f"compiled autograd runs this backward, and does not tell when it ends ({error}): train without it "
                 "(torch._dynamo.config.compiled_autograd = False); the model's forward can be compiled all the same"
             ) from error
+
+    def _note_another_round(self) -> None:
+        """Note a step's second backward.
+
+        Raises:
+            SessionError: FSDP has added its gradients to those that came with the first.
+        """
+        if self._island.gathers:
+            raise SessionError(
+                f"rank {self._island.everyone.rank}: backward() came twice before optimizer.step(), and FSDP adds the "
+                "second's gradients to what the first has exchanged, of which compressors keep a part: put all but the "
+                "last backward of a step into session.accumulate(), or take a strategy without a compressor (sgd, agd)"
+            )
+        if self.terms is not None:
+            self.terms.note_another_round()
 
     def _begin_round(self, contribution: Contribution, loss_scale: float = 1.0) -> None:
         if not all(opened.idle for opened in self._exchanges):
@@ -254,7 +273,7 @@ class GradientSync:
         self.weight = float(trailers[0][WEIGHT])
         if self._agreement is not None:
             self.weight *= self._agreement.mean
-        self.nonfinite_anywhere = any(trailer[NONFINITE] != 0 for trailer in trailers)
+        self.nonfinite_anywhere = self._island.any(any(trailer[NONFINITE] != 0 for trailer in trailers))
         if self.nonfinite_anywhere:
             for state in (state for state in self._segments if state.first.flag is not None):
                 self.nonfinite += state.flagged()
@@ -278,7 +297,7 @@ class GradientSync:
         for state in waiting:
             self._look(state)
         present, anywhere = ([getattr(p, name) for p in self._segments] for name in ("present", "anywhere"))
-        return agreement.agree(present, anywhere, finite=not self.nonfinite)
+        return agreement.agree(present, anywhere, finite=not self._island.any(bool(self.nonfinite)))
 
     def _leave_out(self) -> None:
         """Fill every segment with NaN so that all ranks skip the step, and undo residual updates."""

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from hocket.checkpoint.subclasses import is_composite
+from hocket.segment.shards import is_sharded, like, local
 
-__all__ = ["load_keeping_dtypes", "own_state"]
+__all__ = ["in_shards", "load_keeping_dtypes", "own_state"]
 
 
 @torch.no_grad()
@@ -20,7 +22,12 @@ def load_keeping_dtypes(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """Load an `optimizer.state_dict()`, and restore dtypes, values and deques' lengths that torch changes.
 
     A momentum of bfloat16 parameters in float32, for example, would lose the bits that it is kept for.
+
+    Args:
+        optimizer: the optimizer.
+        saved: a result of `in_shards` on this rank, or of `optimizer.state_dict()`.
     """
+    saved = _of_wholes(optimizer, saved)
     optimizer.load_state_dict(saved)
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     keys = [key for group in saved.get("param_groups", ()) for key in group["params"]]
@@ -28,6 +35,33 @@ def load_keeping_dtypes(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     for key, parameter in zip(keys, held, strict=False):
         if key in state and parameter in optimizer.state:
             optimizer.state[parameter] = _as_saved(optimizer.state[parameter], state[key])
+
+
+def in_shards(optimizer: Optimizer) -> dict[str, Any]:
+    """Return an `optimizer.state_dict()`, of DTensors this rank's parts."""
+    state = optimizer.state_dict()
+    if any(is_sharded(p) for group in optimizer.param_groups for p in group["params"]):
+        state["state"] = tree_map_only(Tensor, local, state["state"])
+    return state
+
+
+def _of_wholes(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Return saved state whose tensors are DTensors again where they are this rank's part of one."""
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(map(is_sharded, held)):
+        return saved
+    keys = [key for group in saved["param_groups"] for key in group["params"]]
+    whole = dict(zip(keys, held, strict=False))
+
+    def joined(key: Any, value: Any) -> Any:
+        parameter = whole.get(key)
+        if parameter is None or not isinstance(value, Tensor) or is_sharded(value) or not value.ndim:
+            return value
+        part = local(parameter)
+        return like(parameter, value.to(part.device)) if value.shape == part.shape else value
+
+    state = {key: {n: joined(key, v) for n, v in of.items()} for key, of in saved["state"].items()}
+    return {**saved, "state": state}
 
 
 def own_state(holder: Optimizer, held: Optimizer) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class NonFiniteSteps:
         self._parameters = replica.storage.parameters
         self._rank = rank
         self._may_skip = replica.may_skip
+        self._island = replica.ranks.island
         self._before: Before | None = None
         self.skipping = False
 
@@ -81,7 +82,7 @@ class NonFiniteSteps:
             names, found = gradients.nonfinite, gradients.nonfinite_anywhere
         elif alone or self._may_skip:
             names = self._nonfinite_parameters()
-            found = bool(names)
+            found = self._island.any(bool(names))
         if found and not self._may_skip:
             raise self._error(names, step)
         self.skipping = self.skipping or found

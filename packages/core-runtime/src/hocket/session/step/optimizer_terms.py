@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
 from hocket.config.component import component_name
 from hocket.segment.segment import Segment, view_of
+from hocket.segment.shards import like, local, part_of, whole_of
 from hocket.session.exchange.active import ActiveExchange
 from hocket.session.refusals import override_of
 from hocket.session.step.momentum_state import BUFFER, MomentumState, buffer_of
@@ -168,7 +169,8 @@ class AppliedTerms:
         """Return a parameter's learning rate from its param group now; 0 if no optimizer steps it."""
         groups = self._optimizers.param_groups
         return next(
-            (float(group["lr"]) for group in groups if any(p is parameter for p in group["params"])), 0.0
+            (float(group["lr"]) for group in groups if any(part_of(p) is parameter for p in group["params"])),
+            0.0,
         )
 
     def end_step(self) -> None:
@@ -177,7 +179,7 @@ class AppliedTerms:
             for optimizer, parameter in self._owned():
                 terms = self._terms.get(parameter)
                 if parameter not in self._states and parameter.grad is not None and terms and terms.momentum:
-                    self._put_state(optimizer, parameter, optimizer.state.get(parameter, {}))
+                    self._put_state(optimizer, parameter, _state_in(optimizer, parameter))
             self._note_states()
         for state in self._states.values():
             state.renew()
@@ -188,7 +190,7 @@ class AppliedTerms:
         written = [parameter for parameter, state in self._states.items() if state.take()]
         if any(map(_differs, self._seen, self._seen.values())):
             for optimizer, parameter in self._owned():
-                now = optimizer.state.get(parameter, {})
+                now = _state_in(optimizer, parameter)
                 own = self._states.get(parameter)
                 if now is not own and (own is not None or BUFFER in now):
                     self._take_buffer(optimizer, parameter)
@@ -222,7 +224,7 @@ class AppliedTerms:
 
     def _put_state(self, optimizer: Optimizer, parameter: Tensor, given: Mapping[str, Any]) -> None:
         state = MomentumState(parameter, self._velocities[parameter], self._opened.scale, given)
-        self._states[parameter] = optimizer.state[parameter] = state
+        self._states[parameter] = optimizer.state[whole_of(parameter)] = state
 
     @torch.no_grad()
     def _take_buffers(self, optimizers: Sequence[Optimizer]) -> None:
@@ -237,7 +239,7 @@ class AppliedTerms:
 
         The ranks' shares add up to the mean of what they hold.
         """
-        given = optimizer.state.get(parameter, {})
+        given = _state_in(optimizer, parameter)
         self._states.pop(parameter, None)
         if given.get(BUFFER) is None:
             self._velocities[parameter].zero_()
@@ -305,11 +307,20 @@ class AppliedTerms:
     def _give_buffers(self, velocities: Mapping[Tensor, Tensor]) -> None:
         for optimizer, parameter in self._owned():
             buffer = buffer_of(velocities[parameter], self._opened.scale, parameter)
-            state = optimizer.state.get(parameter, {})
+            state = _state_in(optimizer, parameter)
             of_torch = (
                 state.with_buffer(buffer) if isinstance(state, MomentumState) else {**state, BUFFER: buffer}
             )
-            optimizer.state[parameter] = of_torch
+            of_torch[BUFFER] = like(whole_of(parameter), of_torch[BUFFER])
+            optimizer.state[whole_of(parameter)] = of_torch
+
+
+def _state_in(optimizer: Optimizer, parameter: Tensor) -> Mapping[str, Any]:
+    """Return an optimizer's state of a parameter, of a shard with this rank's part of the buffer; empty for none."""
+    state: Mapping[str, Any] = optimizer.state.get(whole_of(parameter), {})
+    if isinstance(state, MomentumState) or whole_of(parameter) is parameter or state.get(BUFFER) is None:
+        return state
+    return {**state, BUFFER: local(state[BUFFER])}
 
 
 def _differs(optimizer: Optimizer, seen: Sequence[Any]) -> bool:

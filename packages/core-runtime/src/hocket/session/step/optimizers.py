@@ -18,8 +18,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import AttachError, ReplacedError, SessionError
+from hocket.segment.shards import part_of, whole_of
 from hocket.session.step.grad_scaler import watch_skips
-from hocket.session.step.loaded_state import load_keeping_dtypes, own_state
+from hocket.session.step.loaded_state import in_shards, load_keeping_dtypes, own_state
 from hocket.session.torch_internals import current_backward, notices_steps, steps_under_way
 
 __all__ = [
@@ -138,6 +139,7 @@ class Optimizers:
     def state_of(self, parameter: Tensor) -> dict[str, Any]:
         """Return the optimizer's state of `parameter`; the mapping is the optimizer's own."""
         state: dict[str, Any] = {}
+        parameter = whole_of(parameter)
         for optimizer in self.given:
             if parameter in optimizer.state:
                 state = optimizer.state[parameter]
@@ -161,11 +163,11 @@ class Optimizers:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of one optimizer, or those of several by number, those within others too.
 
-        The state of wrappers is under `holders`, by their number.
+        Of DTensors it has this rank's parts. The state of wrappers is under `holders`, by their number.
         """
         self.is_saving = True
         try:
-            states = [optimizer.state_dict() for optimizer in self.every]
+            states = [in_shards(optimizer) for optimizer in self.every]
         finally:
             self.is_saving = False
         held = states[0] if len(states) == 1 else {str(number): state for number, state in enumerate(states)}
@@ -312,8 +314,8 @@ def refuse_within_backward(optimizer: Optimizer, where: str = "") -> None:
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    """Yield the parameters of all groups."""
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+    """Yield the parameters of all groups, of sharded ones this rank's shards."""
+    return (part_of(parameter) for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _trains(optimizer: Optimizer) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hocket.checkpoint.subclasses import is_composite
+from hocket.segment.shards import local
 from hocket.session.step.optimizers import Optimizers
 
 __all__ = ["OwnCopies", "copies_of_weights"]
@@ -88,7 +89,8 @@ def copies_of_weights(optimizer: Optimizer) -> list[str]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     found = []
     for name, kept in _kept(optimizer, parameters):
-        pairs = [(p, t) for p, t in kept if t is not p and not is_composite(t)]
+        pairs = [(local(p), local(t)) for p, t in kept]
+        pairs = [(p, t) for p, t in pairs if t is not p and not is_composite(t)]
         pairs = [(p, t) for p, t in pairs if t.data_ptr() != p.data_ptr()]
         if pairs and _lies_by(pairs):
             found.append(name)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
+from hocket.segment.shards import whole_of
 from hocket.session.exchange.segment_state import GradientSlot
 from hocket.session.step.account import Account
 from hocket.session.torch_internals import accumulation_of
@@ -53,7 +54,7 @@ class ParameterHooks:
                 self._handles.append(handle)
                 self._hooks.append((gradient, parameter._post_accumulate_grad_hooks, handle.id))
                 if account is not None:
-                    node = accumulation_of(parameter)
+                    node = accumulation_of(whole_of(parameter))
                     self._handles.append(node.register_prehook(_hook_before(gradient, account)))
                     self._nodes.append(node)
         self._num_hooks = self._count()

@@ -227,10 +227,14 @@ class BatchWeights:
                     parameter.grad = self._kept[parameter]
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Take the batch's hooks off."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def unhook(self) -> None:
+        """Take all hooks off, at the session's end."""
+        self.close()
 
     def _watch_backward(self) -> None:
         """Restore real gradients at the end of a repetition's backward, before they are clipped or unscaled."""

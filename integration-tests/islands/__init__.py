@@ -1,0 +1,1 @@
+"""Sharded models in islands: their programs, and the same on whole models."""

@@ -1,0 +1,248 @@
+"""The trainings of `test_islands.py`: on shards, by ranks of torch's, and on whole models, by virtual ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hocket
+
+__all__ = ["CASES", "Case", "Net", "batch", "batches_of", "full", "make", "run", "run_whole", "train"]
+
+SAMPLES = 4
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 10), nn.Linear(10, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = x + self.down(torch.tanh(self.up(self.norm(x))))
+        return h
+
+
+class Net(nn.Module):
+    """A small network with what makes shards awkward.
+
+    Over two ranks the rows of `side` and `head` do not divide, `gate` has an empty shard, the last bias is tied to
+    another, one parameter is frozen, and one is never used.
+
+    Args:
+        odd: whether it has these; tensor parallelism takes even shards only.
+    """
+
+    def __init__(self, *, odd: bool) -> None:
+        super().__init__()
+        self.inward = nn.Linear(6, 8)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 5)
+        self.odd = odd
+        if odd:
+            self.gate, self.side = nn.Linear(8, 1), nn.Linear(7, 7, bias=False)
+            self.frozen = nn.Parameter(torch.full((3, 8), 0.5), requires_grad=False)
+            self.unused = nn.Parameter(torch.ones(3))
+            self.tied = self.norm.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inward(x)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        if self.odd:
+            x = x * torch.sigmoid(self.gate(x)) + self.frozen.sum(0) * self.tied
+            x = torch.cat([self.side(x[:, :7]), x[:, 7:]], 1)
+        y: Tensor = self.head(x)
+        return y
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training.
+
+    Attributes:
+        strategy: arguments of `hocket.compose`.
+        shape: sizes of the mesh's dimensions, islands first.
+        style: how an island shards the model.
+        optimizer: the name of the optimizer.
+        steps: number of batches of each share.
+        clip: the largest norm; 0 for none.
+        accumulate: number of batches that only add up before each that steps.
+        uneven: by share, its number of batches, where they differ.
+        double: whether it computes in float64.
+        seeds: whether islands begin with different values.
+        attach: more arguments of `hocket.attach`.
+        nan: the share and the step whose batch holds NaN; None for none.
+    """
+
+    strategy: Sequence[str]
+    shape: tuple[int, ...] = (2, 2)
+    style: str = "nested"
+    optimizer: str = "sgd"
+    steps: int = 6
+    clip: float = 0.0
+    accumulate: int = 0
+    uneven: tuple[int, ...] = ()
+    double: bool = True
+    seeds: bool = False
+    attach: dict[str, Any] = field(default_factory=dict)
+    nan: tuple[int, int] | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.double else torch.float32
+
+    @property
+    def shares(self) -> int:
+        """Return the number of batches that an island reads in a step."""
+        return 1 if self.style == "tp" else self.shape[1]
+
+
+DILOCO = ("diloco", "parameters.0.every=2")
+
+CASES = {
+    "sgd": Case(["sgd"]),
+    "sgd, root alone": Case(["sgd"], style="root", double=False),
+    "sgd, resharded never": Case(["sgd"], style="kept"),
+    "sgd, accumulated": Case(["sgd"], accumulate=1),
+    "sgd, accumulated without FSDP's messages": Case(["sgd"], accumulate=1, style="nested, no sync"),
+    "sgd, uneven": Case(["sgd"], uneven=(6, 6, 6, 4)),
+    "sgd, an island with fewer": Case(["sgd"], uneven=(4, 4, 6, 6)),
+    "sgd, NaN": Case(["sgd"], nan=(3, 2), attach={"on_nonfinite": "skip"}),
+    "agd by layers, clipped": Case(["agd", "gradients.0.segments=layers"], clip=0.05),
+    "agd by bytes, AdamW": Case(
+        ["agd", "gradients.0.segments={name: bytes, size_mb: 0.001}"], optimizer="adamw", seeds=True
+    ),
+    "dpsgd": Case(["dpsgd", "parameters.0.segments=layers"], seeds=True, attach={"initial": "keep"}),
+    "sgp": Case(["sgp"], seeds=True, attach={"initial": "keep"}),
+    "overlap_sgp": Case(["overlap_sgp"]),
+    "periodic_average": Case(["periodic_average", "parameters.0.every=2"], optimizer="fused", double=False),
+    "diloco": Case(DILOCO, steps=7),
+    "diloco, AdamW, clipped": Case(DILOCO, optimizer="foreach", clip=0.05, style="root", steps=5),
+    "diloco, uneven": Case(DILOCO, uneven=(6, 5, 6, 6), clip=0.05),
+    "diloco, NaN": Case(DILOCO, nan=(3, 2), attach={"on_nonfinite": "skip"}),
+    "diloco, float32": Case(DILOCO, double=False),
+    "diloco.streaming": Case(["diloco.streaming", "parameters.0.every=8"], steps=20),
+    "powersgd": Case(["powersgd"]),
+    "redsync": Case(["redsync"]),
+    "diloco behind synchronous steps": Case([*DILOCO, "synchronous_steps=3"], steps=8),
+    "sgd, tensor parallel": Case(["sgd"], style="tp", clip=0.05),
+    "dpsgd, tensor parallel": Case(["dpsgd"], style="tp"),
+    "diloco, tensor parallel": Case(DILOCO, style="tp", optimizer="adamw"),
+    "diloco over gloo": Case(DILOCO, attach={"lanes": "gloo"}),
+}
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+}
+
+
+def make(case: Case, island: int) -> Net:
+    torch.manual_seed(7 + island * case.seeds)
+    return Net(odd=case.style != "tp").to(case.dtype)
+
+
+def batch(case: Case, step: int, share: int, samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + share)
+    x = torch.randn(samples, 6, generator=generator, dtype=torch.float64).to(case.dtype)
+    if case.nan == (share, step):
+        x[1, 2] = torch.nan
+    return x, torch.randint(0, 5, (samples,), generator=generator)
+
+
+def batches_of(case: Case, share: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the batches of a share."""
+    return [batch(case, step, share) for step in range(case.uneven[share] if case.uneven else case.steps)]
+
+
+def batches_of_island(case: Case, island: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the batches of an island: in each step those of all its shares that have one, as one."""
+    own = [batches_of(case, island * case.shares + share) for share in range(case.shares)]
+    steps = range(max(map(len, own)))
+    return [_together([batches[step] for batches in own if step < len(batches)]) for step in steps]
+
+
+def _together(batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+
+
+def train(
+    case: Case, session: hocket.Session, optimizer: torch.optim.Optimizer, data: Any, weight: Any = None
+) -> None:
+    """Train as a script does."""
+    model, every = session.model, case.accumulate + 1
+    for step, (x, y) in enumerate(session.data(data, weight=weight)):
+        steps = step % every == case.accumulate
+        if step % every == 0:
+            optimizer.zero_grad()
+        if "no sync" in case.style:
+            model.set_requires_gradient_sync(steps)  # type: ignore[operator]
+        loss = F.cross_entropy(model(x), y) / every
+        if not steps:
+            with session.accumulate():
+                loss.backward()
+            continue
+        loss.backward()
+        if case.clip:
+            session.clip_grad_norm_(case.clip)
+        optimizer.step()
+
+
+def run(case: Case, model: nn.Module, data: Any, weight: Any = None) -> dict[str, Any]:
+    """Train a model that is sharded, or whole; return what the replica came to."""
+    optimizer = OPTIMIZERS[case.optimizer](list(model.parameters()))
+    probe = batch(Case(["sgd"], double=case.double), 99, 0)[0]
+    with hocket.attach(model, optimizer, hocket.compose(*case.strategy), **case.attach) as session:
+        data = data(session) if callable(data) else data
+        train(case, session, optimizer, data, weight)
+        distance = session.consensus_distance()
+        own = full(model)
+        with session.consensus(), torch.no_grad():
+            mean, evaluated = full(model), model(probe)
+        restored = full(model)
+        with torch.no_grad():
+            after = model(probe)  # the first forward behind a consensus: of restored values
+        sent, skipped = session.counters.bytes_sent, session.skipped_steps
+    return {
+        "own": own,
+        "mean": mean,
+        "restored": restored,
+        "outputs": {"evaluated": evaluated, "after": after},
+        "distance": distance,
+        "skipped": skipped,
+        "bytes": sent,
+    }
+
+
+def full(model: nn.Module) -> dict[str, Tensor]:
+    """Copy a model's whole parameters."""
+    if hasattr(model, "reshard"):
+        for module in model.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()  # type: ignore[operator]
+    return {
+        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
+        for name, p in model.named_parameters()
+    }
+
+
+def run_whole(case: Case, island: int) -> dict[str, Any]:
+    """Train a whole model on what an island reads; on one virtual rank for each island."""
+    case_of_whole = Case(
+        **{**vars(case), "attach": {**case.attach}, "style": case.style.replace("no sync", "")}
+    )
+    case_of_whole.attach.pop("lanes", None)
+    return run(
+        case_of_whole,
+        make(case, island),
+        batches_of_island(case, island),
+        weight=lambda given: len(given[0]) / (SAMPLES * case.shares),
+    )

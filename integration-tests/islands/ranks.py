@@ -1,0 +1,58 @@
+"""Ranks that train sharded models: python ranks.py FOLDER MODULE RANKS [NAME ...].
+
+It forks the ranks after it has imported torch, and each calls `MODULE.main(FOLDER, NAMES)` in torch's process group.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel
+from torch import distributed
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+
+def main(folder: Path, module: str, ranks: int, names: list[str]) -> int:
+    program = importlib.import_module(f"islands.{module}")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pids = [_fork(folder, program, rank, ranks, port, names) for rank in range(ranks)]
+    return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids)
+
+
+def _fork(folder: Path, program: object, rank: int, ranks: int, port: int, names: list[str]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        torch.set_num_threads(1)
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=ranks
+        )
+        program.main(folder, names)  # type: ignore[attr-defined]
+        distributed.barrier()
+        code = 0
+    except BaseException:
+        print(f"rank {rank}:", file=sys.stderr)
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]))

@@ -1,0 +1,101 @@
+"""What islands refuse, with the reason, on each rank; and what they only warn of."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn import functional as F
+
+import hocket
+from hocket.errors import AttachError, DisagreementError, HocketError, SessionError
+from islands.cases import Case, batch, make
+from islands.trained import shard
+
+CASE = Case(["sgd"])
+
+
+def main(folder: Path, names: list[str]) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("island", "shard"))
+    refused_strategies(mesh["shard"])
+    refused_models(mesh)
+    refused_steps(mesh["shard"])
+    warned(init_device_mesh("cpu", (4,), mesh_dim_names=("shard",)))
+
+
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def refused(message: str, model: nn.Module, *strategy: str, optimizer: Any = None, **given: Any) -> None:
+    try:
+        hocket.attach(model, optimizer or sgd(model), hocket.compose(*strategy or ["sgd"]), **given).close()
+    except (AttachError, DisagreementError) as error:
+        assert re.search(message, str(error)), str(error)
+    else:
+        raise AssertionError(f"not refused: {message}")
+
+
+def refused_strategies(mesh: Any) -> None:
+    model = shard(make(CASE, 0), mesh, "nested")
+    refused("overlap: forward merges within the forward", model, "dpsgd", "parameters.0.overlap=forward")
+    refused("collective eager.* when they are ready", model, "eager.majority")
+    refused("collective adpsgd.* when they are ready", model, "adpsgd")
+    refused("^samples: .*the ranks of an island", model, "gossipgrad")
+    refused("LBFGS steps with a closure", model, optimizer=torch.optim.LBFGS(model.parameters()))
+    # Nothing of it is left behind.
+    hocket.attach(model, sgd(model), "sgd").close()
+
+
+def refused_models(mesh: Any) -> None:
+    short = shard(make(CASE, 0).bfloat16(), mesh["shard"], "nested")
+    refused("push-sum keeps values in float32", short, "sgp", "parameters.0.topology=gossipgrad.random_push")
+    parts = make(CASE, 0)
+    for block in parts.blocks:
+        fully_shard(block, mesh=mesh["shard"])
+    refused("parameter .* is not sharded, and nobody sums its gradients", parts)
+    flat = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+    refused("^the model is sharded by FullyShardedDataParallel.*fully_shard", flat)
+    model = shard(make(CASE, 0), mesh["shard"], "root")
+    refused("same_samples names 'tp'", model, same_samples=["tp"])
+    refused("is sharded over ranks .*not all among those of one island", model, island=mesh["island"])
+
+
+def refused_steps(mesh: Any) -> None:
+    model = shard(make(CASE, 0), mesh, "nested")
+    session = hocket.attach(model, sgd(model), "powersgd")
+    x, y = batch(CASE, 0, session.data_rank)
+    F.cross_entropy(model(x), y).backward()
+    try:
+        F.cross_entropy(model(x), y).backward()
+    except SessionError as error:
+        assert "session.accumulate()" in str(error), str(error)
+    else:
+        raise AssertionError("two backwards were not refused")
+    session.inner.abandon()
+    model = shard(make(CASE, 0), mesh, "nested")
+    session = hocket.attach(model, sgd(model), "sgd")
+    try:
+        session.optimizer.step(lambda: F.cross_entropy(model(x), y))
+    except HocketError as error:
+        assert "steps with a closure" in str(error), str(error)
+    else:
+        raise AssertionError("a closure was not refused")
+    session.inner.abandon()
+
+
+def warned(everyone: Any) -> None:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("hocket").addHandler(handler)
+    model = shard(make(CASE, 0), everyone, "root")
+    with hocket.attach(model, sgd(model), "sgd") as session:
+        assert session.data_size == 4
+        assert bool([line for line in lines if "there is one island" in line]) == session.is_main

@@ -1,0 +1,98 @@
+"""Refusals of what the shards of islands cannot carry yet, by name, before any change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from hocket.collective.api import Ends
+from hocket.config.component import component_name
+from hocket.errors import AttachError
+from hocket.segment.shards import is_sharded
+from hocket.session.engine import DataParallel, Engine
+from hocket.session.island import shares_of
+from hocket.session.refusals import needs_closure, refuse_closure
+from hocket.session.step.optimizers import stepped_by
+from hocket.strategy.exchange import Exchange, Overlap
+from hocket.strategy.strategy import Strategy
+from hocket.transport.peer import Peer
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["check_island"]
+
+
+def check_island(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    strategy: Strategy,
+    peer: Peer,
+    engine: Engine,
+    mesh: DeviceMesh,
+    same_samples: Sequence[str] | None,
+) -> None:
+    """Refuse strategies, engines and models that islands cannot carry.
+
+    Raises:
+        AttachError: names the reason, and what to use.
+    """
+    if peer.threads.shares_process and peer.size > 1:
+        raise AttachError(
+            "the model is sharded, and virtual ranks share one process, and so one rank of torch.distributed: start "
+            "ranks by torchrun or hocket launch --transport torch"
+        )
+    if not isinstance(engine, DataParallel):
+        raise AttachError(
+            f"the model is sharded, and engine {type(engine).__name__} takes whole ones: leave the engine out"
+        )
+    for each in map(stepped_by, optimizers):
+        if needs_closure(each):
+            refuse_closure(each, strategy, sharded=True)
+    if any(each.samples is not None for each in strategy.in_turn):
+        raise AttachError(
+            "samples: exchanges of samples give each rank batches of its own, and the ranks of an island have to end "
+            "with as many: take samples out of the strategy"
+        )
+    shortest = min((p.dtype.itemsize for p in model.parameters() if p.requires_grad), default=4)
+    for exchange in (exchange for each in strategy.in_turn for exchange in each.exchanges):
+        reason = _reason(exchange, shortest)
+        if reason:
+            raise AttachError(f"{exchange.name}: the model is sharded, and {reason}")
+    if shares_of(mesh, model, same_samples) > 1:
+        for name in _unsummed(model):
+            raise AttachError(
+                f"parameter {name} is not sharded, and nobody sums its gradients over the island's ranks, which read "
+                "different samples: call fully_shard on the model itself, too, without ignored_params"
+            )
+
+
+def _unsummed(model: nn.Module) -> Iterator[str]:
+    return (name for name, p in model.named_parameters() if p.requires_grad and not is_sharded(p))
+
+
+def _reason(exchange: Exchange, shortest: int) -> str:
+    """Return the reason why shards cannot be exchanged so, and what to do; empty if they can.
+
+    Args:
+        exchange: the exchange.
+        shortest: bytes of the shortest parameter's elements.
+    """
+    traits = exchange.collective.traits
+    kind = component_name(exchange.collective)
+    if exchange.overlap is Overlap.FORWARD:
+        return "overlap: forward merges within the forward, after FSDP has gathered: take overlap none"
+    if traits.ends is Ends.OPEN or traits.needs_thread or not traits.divides_by_weight:
+        return (
+            f"with collective {kind} each rank hears of others when they are ready, so that the shards of one replica "
+            "would hear of different ones: take a collective with rounds (allreduce, gossip)"
+        )
+    if exchange.carries_weight and shortest < torch.float32.itemsize:
+        return (
+            "push-sum keeps values in float32 beside shorter parameters, in one piece: keep parameters in float32, "
+            "with bfloat16 by fully_shard's mp_policy, or take a topology whose weights stay 1 (ring, exponential)"
+        )
+    return ""
