@@ -8,23 +8,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from islands.cases import CASES, run_whole
+from islands.cases import CASES, full, make, run_whole
+from torch.distributed.checkpoint.state_dict_loader import load
 
 import hocket
 
 RANKS = Path(__file__).parent / "islands" / "ranks.py"
 
 
-def started(folder: Path, module: str, ranks: int, names: Sequence[str] = ()) -> str:
-    """Run a module of `islands` on ranks to their end; return what they have printed."""
+def started(folder: Path, module: str, ranks: int) -> None:
+    """Run a module of `islands` on ranks to their end."""
     job = subprocess.run(
-        [sys.executable, str(RANKS), str(folder), module, str(ranks), *names],
+        [sys.executable, str(RANKS), str(folder), module, str(ranks)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -32,7 +32,6 @@ def started(folder: Path, module: str, ranks: int, names: Sequence[str] = ()) ->
         check=False,
     )
     assert job.returncode == 0, job.stdout + job.stderr
-    return job.stdout + job.stderr
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +60,22 @@ def apart(given: dict[str, Any], expected: dict[str, Any]) -> float:
     """Return the largest difference between tensors of the same names."""
     assert given.keys() == expected.keys()
     return max(float((given[name] - expected[name]).abs().max()) for name in expected)
+
+
+@pytest.mark.parametrize("module", ["alone", "refused"])
+def test_on_ranks(module: str, tmp_path: Path) -> None:
+    """Each module says what its ranks check."""
+    started(tmp_path, module, 4)
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    """Ranks compare runs with such as were never stopped; here the replicas' mean is compared with what holds it."""
+    started(tmp_path, "saved", 4)
+    mean = torch.load(tmp_path / "mean.pt", weights_only=True)
+    started(tmp_path, "saved", 2)
+    assert apart(torch.load(tmp_path / "resumed.pt", weights_only=True), mean) <= 1e-12
+    whole = make(CASES["sgd"], 1)
+    state = {"model": whole.state_dict()}
+    load(state, checkpoint_id=tmp_path / "torch", no_dist=True)
+    whole.load_state_dict(state["model"])
+    assert apart(full(whole), mean) == 0

@@ -41,7 +41,7 @@ def _fork(folder: Path, program: object, rank: int, ranks: int, port: int, names
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         torch.set_num_threads(1)
         distributed.init_process_group(
-            "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=ranks
+            "gloo", init_method=f"file://{folder}/group of {ranks}", rank=rank, world_size=ranks
         )
         program.main(folder, names)  # type: ignore[attr-defined]
         distributed.barrier()

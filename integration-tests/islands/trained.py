@@ -38,9 +38,9 @@ def shard(model: nn.Module, mesh: DeviceMesh, style: str) -> nn.Module:
         for number in range(2):
             plan |= {f"blocks.{number}.up": ColwiseParallel(), f"blocks.{number}.down": RowwiseParallel()}
         return parallelize_module(model, mesh, plan)
-    options = {"reshard_after_forward": False} if style == "kept" else {}
+    reshards = False if style == "kept" else None
     if style != "root":
         for block in model.blocks:  # type: ignore[union-attr]
-            fully_shard(block, mesh=mesh, **options)
-    fully_shard(model, mesh=mesh, **options)
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshards)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshards)
     return model

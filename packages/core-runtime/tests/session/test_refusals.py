@@ -11,7 +11,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # which torch exports
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  # the backend `fake`
-from toys import mlp, on_ranks
+from toys import mlp, on_ranks, sgd
 
 import hocket
 from hocket.errors import AttachError
@@ -75,7 +75,7 @@ def test_fsdp() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     wrapped = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
-    refused("^the model is sharded by FSDP: a session needs whole parameters", wrapped)
+    refused("^the model is sharded by FullyShardedDataParallel.*shard by torch.*fully_shard", wrapped)
 
 
 @pytest.mark.usefixtures("process_group")
@@ -85,7 +85,9 @@ def test_fsdp2() -> None:
 
     model = mlp()
     fully_shard(model[0], mesh=init_device_mesh("cpu", (1,)))
-    refused("^module '0' is sharded by FSDP: a session needs whole parameters", model)
+    attach(model)  # an island of one rank
+    with pytest.raises(AttachError, match="island names a mesh, and no parameter of the model is sharded"):
+        hocket.attach(mlp(), sgd(mlp()), "sgd", island=init_device_mesh("cpu", (1,)))
 
 
 @pytest.mark.usefixtures("process_group")
@@ -96,7 +98,7 @@ def test_dtensor() -> None:
     model = mlp()
     mesh = init_device_mesh("cpu", (1,))
     model[0].weight = nn.Parameter(distribute_tensor(model.get_parameter("0.weight").detach(), mesh))
-    refused("^parameter 0.weight is a DTensor: a session needs whole parameters", model)
+    attach(model)
 
 
 def test_lazy() -> None:

@@ -168,9 +168,7 @@ def test_the_module_within_fsdp(original: bool) -> None:
     try:
         wrapped = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"), use_orig_params=original)
         optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-        with pytest.raises(
-            AttachError, match="is sharded by FSDP: a session needs whole parameters on every rank"
-        ):
+        with pytest.raises(AttachError, match="is sharded by FullyShardedDataParallel"):
             hocket.attach(wrapped.module, optimizer, "sgd")
     finally:
         distributed.destroy_process_group()

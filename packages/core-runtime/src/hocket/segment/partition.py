@@ -83,7 +83,7 @@ class ParameterSpan:
     def _padded(self, numel: int) -> int:
         unit: int = ALIGNMENT_BYTES // self.dtype.itemsize
         # An empty shard has a unit, too: no message is empty.
-        return max(1, -(-numel // unit)) * unit
+        return max(-(-numel // unit), self.whole_numel is not None) * unit
 
 
 def named_spans(

@@ -45,7 +45,7 @@ def local(tensor: Any) -> Tensor:
 
 @torch.no_grad()
 def like(given: Any, part: Tensor) -> Tensor:
-    """Return a tensor that is sharded as `given` is, with `part` itself as this rank's part; `part` if it is plain."""
+    """Return `part` as this rank's part of a tensor that is sharded like `given`; as it is if that is plain."""
     if not is_sharded(given):
         return part
     from torch.distributed.tensor import DTensor
@@ -84,7 +84,7 @@ class Shard(nn.Parameter):
 
     @property
     def grad(self) -> Tensor | None:
-        """This rank's part of the gradient.
+        """Return this rank's part of the gradient.
 
         With tensor parallelism gradients arrive in other placements, partial sums among them: the first reader has them
         placed as the parameter is, collectively over its mesh.
@@ -106,7 +106,7 @@ class Shard(nn.Parameter):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the parameter is trained now."""
+        """Tell whether the parameter is trained now."""
         trained: bool = self.whole.requires_grad
         return trained
 

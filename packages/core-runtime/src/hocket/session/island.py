@@ -7,7 +7,7 @@ ranks at the same place of all islands. A rank that holds a whole model is an is
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -224,8 +224,8 @@ def _named(mesh: DeviceMesh) -> str:
     return " x ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
 
 
-def _together(mesh: DeviceMesh, model: nn.Module, same_samples: Sequence[str] | None) -> Iterable[str]:
-    """Return the names of the dimensions whose ranks read the same samples.
+def _together(mesh: DeviceMesh, model: nn.Module, same_samples: Sequence[str] | None) -> set[int]:
+    """Return the mesh's dimensions whose ranks read the same samples.
 
     Raises:
         AttachError: the mesh has no dimension of a given name.
@@ -236,10 +236,10 @@ def _together(mesh: DeviceMesh, model: nn.Module, same_samples: Sequence[str] | 
             raise AttachError(
                 f"same_samples names {name!r}, and the island's mesh has {', '.join(names) or 'no names'}"
             )
-    if same_samples is not None:
-        return same_samples
-    # Without FSDP nobody sums the gradients of different samples.
-    return _SAME_SAMPLES if fsdp_modules(model) else names
+    if same_samples is None and not fsdp_modules(model):
+        return set(range(mesh.ndim))  # nobody sums the gradients of different samples
+    together = _SAME_SAMPLES if same_samples is None else same_samples
+    return {dim for dim, name in enumerate(names) if name in together}
 
 
 def shares_of(mesh: DeviceMesh, model: nn.Module, same_samples: Sequence[str] | None) -> int:
@@ -251,12 +251,11 @@ def shares_of(mesh: DeviceMesh, model: nn.Module, same_samples: Sequence[str] | 
     return _share(mesh, _together(mesh, model, same_samples))[1]
 
 
-def _share(mesh: DeviceMesh, together: Iterable[str]) -> tuple[int, int]:
+def _share(mesh: DeviceMesh, together: Collection[int]) -> tuple[int, int]:
     """Return this rank's share of its island's samples, and their number."""
-    names = mesh.mesh_dim_names or [""] * mesh.ndim
     share, shares = 0, 1
     for dim, size in enumerate(mesh.mesh.shape):
-        if names[dim] not in together:
+        if dim not in together:
             share = share * size + mesh.get_local_rank(dim)
             shares *= size
     return share, shares

@@ -581,11 +581,13 @@ class ReplicaSession(EngineSession):
         return {key: value for key, value in self.strategy.resolved().items() if key != "name"}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
+        self.storage.forget_gathered()  # which hides the shards
         return tensors_of(self.model)
 
     @property
     def replica_state(self) -> ReplicaState:
         """Return the state that this rank's replica continues from."""
+        self.storage.forget_gathered()
         return ReplicaState(self.model, self.optimizers, self.phase, self.stale, self._replica.beside)
 
     def state_dict(self) -> Mapping[str, object]:

@@ -1,0 +1,102 @@
+"""Checkpoints of islands: continued bit for bit, from other numbers of islands, and in torch's own format."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F
+
+import hocket
+from hocket.errors import CheckpointError
+from islands.cases import OPTIMIZERS, Case, batch, full, make
+from islands.trained import shard
+
+CASE = Case(["sgd"])
+STRATEGIES = {
+    "sgd": ["sgd"],
+    "diloco": ["diloco", "parameters.0.every=2"],
+    "overlap_sgp": ["overlap_sgp"],
+    "redsync": ["redsync"],
+    "powersgd": ["powersgd"],
+}
+
+
+def main(folder: Path, names: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    size = distributed.get_world_size()
+    mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("island", "shard"))["shard"]
+    if size == 2:  # one island, which goes on from the mean of two
+        model, session = begun(mesh, ["dpsgd"], "sgd")
+        assert not session.load(folder / "dpsgd").exact
+        came_to = full(model)
+        if session.is_main:
+            torch.save(came_to, folder / "resumed.pt")
+        session.close()
+        return
+    for name, strategy in STRATEGIES.items():
+        for optimizer in ("sgd", "adamw") if name in ("sgd", "diloco") else ("sgd",):
+            goes_on(folder / f"{name} {optimizer}", mesh, strategy, optimizer)
+    leaves(folder, mesh)
+    whole = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
+    _, session = begun(whole, ["dpsgd"], "sgd")
+    with pytest.raises(
+        CheckpointError, match="saved by islands of 2 ranks, and this session has islands of 4"
+    ):
+        session.load(folder / "dpsgd")
+    session.inner.abandon()
+
+
+def begun(mesh: Any, strategy: list[str], optimizer: str) -> tuple[nn.Module, hocket.Session]:
+    model = shard(make(CASE, 0), mesh, "nested")
+    step = OPTIMIZERS[optimizer](list(model.parameters()))
+    return model, hocket.attach(model, step, hocket.compose(*strategy))
+
+
+def steps(session: hocket.Session, first: int, last: int) -> None:
+    for number in range(first, last):
+        x, y = batch(CASE, number, session.data_rank)
+        session.optimizer.zero_grad()
+        F.cross_entropy(session.model(x), y).backward()
+        session.optimizer.step()
+
+
+def goes_on(folder: Path, mesh: Any, strategy: list[str], optimizer: str) -> None:
+    """Compare a run with one that was saved in its middle and loaded elsewhere."""
+    model, session = begun(mesh, strategy, optimizer)
+    steps(session, 0, 3)
+    session.save(folder)
+    steps(session, 3, 7)
+    session.close()
+    expected = full(model)
+    model, session = begun(mesh, strategy, optimizer)
+    steps(session, 20, 22)  # other values, which the checkpoint's replace
+    with torch.no_grad():
+        model(batch(CASE, 0, 0)[0])  # leaves parameters gathered
+    assert session.load(folder).exact
+    steps(session, 3, 7)
+    session.close()
+    given = full(model)
+    assert all(torch.equal(given[name], expected[name]) for name in expected), folder.name
+
+
+def leaves(folder: Path, mesh: Any) -> None:
+    """Save replicas that differ, for another number of islands, and their mean in torch's format."""
+    model, session = begun(mesh, ["dpsgd"], "sgd")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * (distributed.get_rank() // 2))  # an island's own
+    session.save(folder / "dpsgd")
+    with session.consensus():
+        mean = full(model)
+        save({"model": get_model_state_dict(model)}, checkpoint_id=folder / "torch")
+    if session.is_main:
+        torch.save(mean, folder / "mean.pt")
+    session.close()
