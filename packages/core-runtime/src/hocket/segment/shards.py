@@ -45,7 +45,7 @@ def local(tensor: Any) -> Tensor:
 
 @torch.no_grad()
 def like(given: Any, part: Tensor) -> Tensor:
-    """Return `part` as this rank's part of a tensor that is sharded like `given`; as it is if that is plain."""
+    """Return a tensor that is sharded as `given` is, and of which `part` is this rank's; `part` if plain."""
     if not is_sharded(given):
         return part
     from torch.distributed.tensor import DTensor
