@@ -68,6 +68,7 @@ def test_on_ranks(module: str, tmp_path: Path) -> None:
     started(tmp_path, module, 4)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_checkpoints(tmp_path: Path) -> None:
     """Ranks compare runs with such as were never stopped; here the replicas' mean is compared with what holds it."""
     started(tmp_path, "saved", 4)
