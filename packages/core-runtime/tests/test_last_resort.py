@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +71,12 @@ def test_other_errors_are_shown_as_before() -> None:
     assert status == 1
     assert told.startswith("Traceback")
     assert told.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_a_single_rank_of_hocket_launch_shows_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MISTAKE)
+    command = [sys.executable, "-m", "hocket", "launch", "-n", "1", "--transport", "torch", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=UNLAUNCHED, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hocket: rank 0: there is no recipe 'sgdd'. Did you mean 'sgd'")
+    assert done.stderr.count("\n") == 1

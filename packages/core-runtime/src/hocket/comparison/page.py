@@ -126,8 +126,9 @@ def comparison_page(
 
     figures = _figures(records, lines, "step", targets)
     banner = [*notes, *differing_settings([(group.label, group.settings) for group in groups])]
-    top = _answered(groups) + _table(groups, columns) + _difference_table(groups, columns)
-    return _page("Comparison of runs", sentences, top, figures, _settings(groups), banner)
+    table = _table(groups, columns) + _difference_table(groups, columns)
+    top = _answered(groups)
+    return _page("Comparison of runs", sentences, top, table, figures, _settings(groups), banner)
 
 
 def run_page(record: Record, columns: Sequence[Measure], title: str) -> str:
@@ -142,8 +143,8 @@ def run_page(record: Record, columns: Sequence[Measure], title: str) -> str:
     sentences = [f"Task {record.task['name']}, {record.ranks} ranks over {record.transport}."]
     if record.ranks > 1:
         sentences.append("Bands reach from the smallest rank's value to the largest rank's.")
-    top = _answered([group]) + _table([group], columns)
-    return _page(title, sentences, top, figures, _configuration(record), record.warnings)
+    top, table = _answered([group]), _table([group], columns)
+    return _page(title, sentences, top, table, figures, _configuration(record), record.warnings)
 
 
 def _answered(groups: Sequence[RunGroup]) -> str:
@@ -353,13 +354,14 @@ def _wide(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _page(
     title: str,
     sentences: Sequence[str],
+    top: str,
     table: str,
     figures: Sequence[go.Figure],
     details: str = "",
     notes: Sequence[str] = (),
 ) -> str:
     head = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-    head += "".join(f"<p>{escape(text)}</p>" for text in sentences)
+    head += top + "".join(f"<p>{escape(text)}</p>" for text in sentences)
     drawn = "\n".join(
         f'<div class="wide"><div class="figure">{to_html(figure, **_HTML)}</div></div>' for figure in figures
     )

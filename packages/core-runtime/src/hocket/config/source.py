@@ -243,6 +243,8 @@ def _read_recipe(name: object, asked_by: Origin | None, registry: Registry) -> t
     try:
         path = registry.recipe_file(name).path
     except ConfigError as error:
+        if not prefix:
+            raise
         raise type(error)(f"{prefix}{error}") from error
     return _as_run(_read_yaml(path, f"recipe {name}"), f"recipe {name}")
 

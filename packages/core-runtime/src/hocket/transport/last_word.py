@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 from hocket.errors import HocketError, UserError
 from hocket.transport import forks
+from hocket.transport.job_notes import PID_FOLDER_VARIABLE, note_ending
 from hocket.transport.joining import launched, launched_rank
 
 __all__ = ["say_why"]
@@ -28,11 +30,14 @@ def say_why(error: HocketError) -> None:
         time.sleep(_FIRST_SPEAKS_S)
     message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     print(f"hocket: rank {rank}: {message}", file=sys.stderr, flush=True)
-    raise SystemExit(2 if isinstance(error, UserError) else 1)
+    code = 2 if isinstance(error, UserError) else 1
+    note_ending(code)
+    raise SystemExit(code)
 
 
 def _is_rank() -> bool:
     try:
-        return launched() is not None and not forks.forked
+        is_launched = launched() is not None or PID_FOLDER_VARIABLE in os.environ  # a single rank has no more
+        return is_launched and not forks.forked
     except UserError:  # of variables that do not belong together, which the error is about
         return True
