@@ -163,15 +163,17 @@ def test_a_row_is_marked_and_its_command_composes() -> None:
 
 def advice_of(*rivals: Candidate, by_accuracy: bool = False) -> Advice:
     """Compare strategies with plain allreduce where sending takes most of a step."""
-    plain = Candidate(PLAIN, PLAIN, ((1.0, hocket.compose(PLAIN)),), is_exact=True)
+    plain = Candidate(PLAIN, PLAIN, hocket.compose(PLAIN), is_exact=True)
     situation = Situation(model(), Placement.of_counts([1, 1]), NETWORK, 0.01, by_accuracy=by_accuracy)
     return Advice.of(situation, [plain, *rivals])
 
 
-def averaging(every: int, loss: float | None = None, points: float | None = None, **more: bool) -> Candidate:
+def averaging(
+    every: int, loss: float | None = None, points: float | None = None, *, is_own: bool = False
+) -> Candidate:
     strategy = hocket.compose("periodic_average", f"parameters.0.every={every}")
     name = f"every{every}"
-    return Candidate(name, name, ((1.0, strategy),), loss_percent=loss, accuracy_points=points, **more)
+    return Candidate(name, name, strategy, loss_percent=loss, accuracy_points=points, is_own=is_own)
 
 
 def test_the_marked_row_costs_least_among_the_fastest() -> None:
@@ -207,15 +209,6 @@ def test_a_family_has_one_row() -> None:
     assert [row.candidate.name for row in advice.shown(5)] == ["diloco.2", "every2", PLAIN]
 
 
-def test_a_run_in_phases_takes_their_mean() -> None:
-    situation = Situation(model(), Placement.of_counts([1, 1]), NETWORK, STEP_S)
-    parts = [hocket.compose(name) for name in ("sgd", "periodic_average")]
-    alone = [situation.predict(Candidate("", "", ((1.0, each),))) for each in parts]
-    both = situation.predict(Candidate("", "", ((0.25, parts[0]), (0.75, parts[1]))))
-    assert both.step_s == pytest.approx(0.25 * alone[0].step_s + 0.75 * alone[1].step_s)
-    assert both.memory_bytes == max(each.memory_bytes for each in alone)
-
-
 def test_explained_rows_say_what_they_change_and_what_that_cost() -> None:
     text = recommend(*SITUATION, "--bandwidth", "100mbit", "--explain", "--all")
     short = recommend(*SITUATION, "--bandwidth", "100mbit")
@@ -247,18 +240,8 @@ def test_its_known_error_is_that_of_the_measured_table() -> None:
         ]
         off[name] = [max(one / other, other / one) for one, other in pairs]
     assert len(off) == 10
-    four, eight = (
-        {name: round(max(each[part]), 1) for name, each in off.items()} for part in (slice(4), slice(4, 8))
-    )
-    told = " ".join(recommend(*SITUATION, "--explain").split())
-    others = max(each for name, each in four.items() if name != "eager.solo")
-    assert others == ERROR
-    assert f"at most a factor of {others}, for eager.solo {four['eager.solo']}; on 8 ranks" in told
-    assert (
-        f"{eight['eager.solo']} for eager.solo, {eight['sgp']} for sgp and {eight['redsync']} for redsync "
-        "(docs/choosing.md)"
-    ) in told
-    assert max(each for name, each in eight.items() if name not in ("eager.solo", "sgp", "redsync")) <= others
+    four = {name: round(max(each[:4]), 1) for name, each in off.items()}
+    assert max(each for name, each in four.items() if name != "eager.solo") == ERROR
 
 
 @pytest.mark.parametrize(
@@ -272,7 +255,7 @@ def test_packages_that_are_not_installed_are_counted_and_named(monkeypatch: pyte
     there = [entry for entry in installed() if entry.name == "redsync"]
     monkeypatch.setattr("hocket.plugin.default_registry", lambda: Registry(lambda: there))
     absent = [word for word in KNOWN_WORDS if word not in ("tasks", *(entry.name for entry in there))]
-    assert f"`hocket plugins` lists {len(absent)} packages not installed" in recommend(*SITUATION)
+    assert f"; not installed: {len(absent)} packages (hocket plugins)" in recommend(*SITUATION)
     text = recommend(*SITUATION, "--explain")
     assert all(f"- hocket-{word}: not installed\n" in text for word in absent)
 
@@ -308,9 +291,11 @@ def test_an_own_strategy_is_a_row(tmp_path: Path) -> None:
         # Not what the recipe costs that comes before.
         assert not rows[f"{name}, from step 100 on"]["same_result"]
         assert not rows[f"{name}, from step 100 on"]["notes"]
-        whole = Told(str(tmp_path / name), "steps=400", *SITUATION)
-        mean = 0.25 * whole.step_s("sgd" if name == "later.yaml" else "agd") + 0.75 * told.step_s("mine.yaml")
-        assert whole.step_s(name) == pytest.approx(mean)
+        assert Told(str(tmp_path / name), *SITUATION).step_s(f"{name}, from step 100 on") == told.step_s(
+            "mine.yaml"
+        )
+        # A run that ends before the phase has nothing of it.
+        assert not any("from step" in row for row in Told(str(tmp_path / name), "steps=90", *SITUATION).rows)
 
 
 def test_a_run_s_folder_is_a_row(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ _OPTIONS = (
     click.option(
         "--late",
         metavar="1x300ms[@10%]",
-        help="Late ranks: 1 rank, drawn anew in each step (or in 10 % of them), by 300 ms; or delays.",
+        help="Late ranks: 1 rank, drawn anew in each step (or in 10 % of them), by 300 ms.",
     ),
     click.option(
         "--optimizer", metavar="NAME", help="Optimizer of all strategies; default: each recipe's own."
@@ -115,7 +115,7 @@ def recommend_command(
 
 def _show_head(advice: Advice) -> None:
     situation, plain = advice.situation, advice.plain.prediction
-    costs = situation.plan(advice.plain.candidate.phases[0][1])
+    costs = situation.plan(advice.plain.candidate.strategy)
     waits = (plain.exposed_s + plain.held_up_s) / plain.step_s
     say(
         [
@@ -132,11 +132,9 @@ def _show_head(advice: Advice) -> None:
 
 def _hosts(situation: Situation) -> str:
     hosts, ranks = len(set(situation.placement.hosts)), situation.placement.size
-    return (
-        f"{hosts} host{'s' * (hosts > 1)} x {ranks // hosts} rank{'s' * (ranks > hosts)}"
-        if ranks % hosts == 0
-        else (f"{ranks} ranks on {hosts} hosts")
-    )
+    if ranks % hosts:
+        return f"{ranks} ranks on {hosts} hosts"
+    return f"{hosts} host{'s' * (hosts > 1)} x {ranks // hosts} rank{'s' * (ranks > hosts)}"
 
 
 def _late(situation: Situation) -> str:
@@ -192,11 +190,7 @@ def _advised(advice: Advice) -> Iterator[str]:
 def _footnotes(rows: Sequence[Row], absent: Sequence[str]) -> Iterator[str]:
     if any(row.candidate.loss_percent is not None for row in rows):
         yield "Loss (AdamW), accuracy (SGD): against sgd, from scratch (docs/atlas)."
-    missing = (
-        f"; `hocket plugins` lists {len(absent)} package{'s' * (len(absent) > 1)} not installed"
-        if absent
-        else ""
-    )
+    missing = f"; not installed: {len(absent)} packages (hocket plugins)" if absent else ""
     yield f"More: --explain, --all, --json{missing}"
 
 
@@ -227,10 +221,7 @@ def _assumptions(situation: Situation) -> Iterator[str]:
     from hocket.cli.plan_text import ASSUMED_OVERLAP, HOSTS
 
     yield f"Exchanges take the time that `hocket plan` shows, one at a time. {ASSUMED_OVERLAP}"
-    yield (
-        "Known error: on 4 hosts at 100 Mbit/s and 1 Gbit/s at most a factor of 1.3, for eager.solo 1.6; on 8 ranks "
-        "that shared two cores 2.4 for eager.solo, 1.7 for sgp and 1.4 for redsync (docs/choosing.md)."
-    )
+    yield "docs/choosing.md has what predictions were compared with: on four hosts only eager.solo was further off."
     yield (
         "* marks the least measured cost among the strategies that predictions cannot tell from the fastest. Tests "
         "differ from your model: compare what strategies reach in the same time (`hocket sweep`, `hocket compare`)."
@@ -263,9 +254,6 @@ def _as_json(advice: Advice, left: Mapping[str, str]) -> dict[str, object]:
         for row in advice.rows
     ]
     return {
-        "hosts": situation.placement.hosts,
-        "bandwidth_bits_per_s": situation.network.bandwidth_bits_per_s,
-        "latency_s": situation.network.latency_s,
         "compute_s": situation.step_s,
         "best": advice.best.candidate.name,
         "best_is_level_from_bits_per_s": advice.least_bandwidth(advice.best),

@@ -15,9 +15,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from hocket.cli.network_options import model_asked, network_overrides
-from hocket.config.source import SLOTS, Target, based_on, parse_override, run_keys
+from hocket.config.source import SLOTS, Target, based_on, parse_override
 from hocket.delays import RandomSubset
-from hocket.errors import AttachError, ConfigError, HocketError, UserError
+from hocket.errors import ConfigError, HocketError, UserError
 from hocket.plan.advice import Candidate, Situation
 from hocket.plugin import Registry
 from hocket.plugin.discovery import KNOWN_WORDS, TASKS
@@ -68,11 +68,8 @@ class Asked:
 
     def __post_init__(self) -> None:
         self._read_script_run()
-        keys = [parse_override(each).keys[0] for each in self.overrides]
-        self.of_run = [
-            each for each, key in zip(self.overrides, keys, strict=True) if key not in _STRATEGY_KEYS
-        ]
-        self.of_strategy = [each for each in self.overrides if each not in self.of_run]
+        self.of_strategy = [each for each in self.overrides if parse_override(each).keys[0] in _STRATEGY_KEYS]
+        self.of_run = [each for each in self.overrides if each not in self.of_strategy]
         if self.of_strategy and self.target is None:
             raise UserError(
                 f"{self.of_strategy[0]} changes one strategy: name it, such as `hocket recommend diloco "
@@ -121,14 +118,6 @@ class Asked:
         return is_run or any(each.startswith("task") for each in self.overrides)
 
     @property
-    def names_optimizer(self) -> bool:
-        """True if an option, a run or an override names the optimizer."""
-        keys = [] if self.target is None else run_keys(self.target, self.registry)
-        return self.optimizer is not None or any(
-            each.startswith("optimizer") for each in (*keys, *self.overrides)
-        )
-
-    @property
     def absent(self) -> list[str]:
         """The packages with recipes that are not installed."""
         there = {TASKS, *self.registry.installed()}
@@ -152,7 +141,8 @@ class Asked:
                 base.delays.check_size(placement.size)
             except ValueError as error:
                 raise UserError(f"--late among {placement.size} ranks: {error}") from error
-        by_accuracy = self.names_optimizer and base.optimizer.class_name.lower() == "sgd"
+        is_named = self.optimizer is not None or (self.target is not None and os.path.exists(self.target))
+        by_accuracy = is_named and base.optimizer.class_name == "sgd"
         return Situation(
             model, placement, base.network, self._step_s(), base.delays, base.seed, by_accuracy, self.measure
         )
@@ -207,21 +197,17 @@ class Asked:
         is_measured = is_exact or about.loss_percent is not None or about.accuracy_points is not None
         if run.engine != self.base.engine or not run.strategy.exchanges or not (is_measured or self.all):
             return []
-        needed = about.optimizer.class_name.lower()
-        if needed not in (*_USUAL, self.base.optimizer.class_name.lower()) and not self.all:
+        needed = about.optimizer.class_name
+        is_usual = needed in (*_USUAL, self.base.optimizer.class_name)
+        if not (is_usual or self.all):
             raise UserError(f"it needs another optimizer: --optimizer {needed}")
         strategy = compose(run.strategy, *about.measured_with, registry=self.registry)
         notes = (about.changes, about.accuracy and f"elsewhere: {about.accuracy}; {about.measured_on}")
-        candidate = Candidate(
-            ", ".join([name, *map(_last_key, about.measured_with)]),
-            " ".join([name, *about.measured_with]),
-            ((1.0, strategy),),
-            is_exact,
-            False,
-            about.loss_percent,
-            about.accuracy_points,
-            tuple(filter(None, notes)),
-        )
+        names = [name, *about.measured_with]
+        shown = ", ".join([name, *map(_last_key, about.measured_with)])
+        costs = (about.loss_percent, about.accuracy_points) if is_usual else (None, None)
+        known = tuple(filter(None, notes))
+        candidate = Candidate(shown, " ".join(names), strategy, is_exact, False, *costs, known)
         return [self._checked(candidate, run, situation)]
 
     def _with_own(self, found: Sequence[Candidate], situation: Situation) -> list[Candidate]:
@@ -230,56 +216,31 @@ class Asked:
         run = load_run(self.target, self.overrides, registry=self.registry)
         if run.engine != self.base.engine:
             raise UserError(f"engine {run.engine.name} is not compared here: `hocket plan` plans it")
-        steps = run.steps or math.inf
-        begins = [each.step for each in run.strategy.in_phases if each.step < steps]
-        spans = [*pairwise((*begins, run.steps))] if run.steps else [(begins[-1], begins[-1] + 1)]
-        total = sum(end - begin for begin, end in spans)
-        phases = tuple(((end - begin) / total, run.strategy.at(begin)) for begin, end in spans)
-        if not any(strategy.exchanges for _, strategy in phases):
+        reached = [each.step for each in run.strategy.in_phases if each.step < (run.steps or math.inf)]
+        strategy = run.strategy.at(reached[-1])
+        if not strategy.exchanges:
             return [*found]
-        if any(each.phases == phases for each in found):
-            return [replace(each, is_own=each.is_own or each.phases == phases) for each in found]
+        if any(each.strategy == strategy for each in found):
+            return [replace(each, is_own=each.is_own or each.strategy == strategy) for each in found]
         name = ", ".join([_name_of(self.target), *map(_last_key, self.of_strategy)])
-        if begins[-1] and run.steps is None:
-            name += f", from step {begins[-1]} on"
-        return [
-            *found,
-            self._checked(
-                Candidate(name, " ".join([self.target, *self.of_strategy]), phases, is_own=True),
-                run,
-                situation,
-            ),
-        ]
+        if reached[-1]:
+            name += f", from step {reached[-1]} on"
+        own = Candidate(name, " ".join([self.target, *self.of_strategy]), strategy, is_own=True)
+        return [*found, self._checked(own, run, situation)]
 
     def _checked(self, candidate: Candidate, run: RunConfig, situation: Situation) -> Candidate:
-        """Return a candidate that works here, if need be with an override, whose cost was then not measured.
+        """Return a candidate that works here.
 
         Raises:
-            HocketError: it does not work here; gives the reason.
+            HocketError: it does not work here; gives the reason, and the setting with which it would, if there is one.
         """
         from hocket.cli.checking import check_run
-        from hocket.strategy.compose import compose
 
-        if self.optimizer is not None:
-            run = replace(run, optimizer=self.base.optimizer)
-        try:
-            check_run(replace(run, strategy=candidate.phases[-1][1]))
-        except AttachError as error:
-            if not error.override or len(candidate.phases) > 1:
-                raise
-            strategy = compose(candidate.phases[0][1], error.override, registry=self.registry)
-            check_run(replace(run, strategy=strategy))
-            candidate = Candidate(
-                f"{candidate.name}, {_last_key(error.override)}",
-                f"{candidate.spelled} {error.override}",
-                ((1.0, strategy),),
-                is_own=candidate.is_own,
-                notes=(*candidate.notes, f"set {error.override}, with which its cost was not measured"),
-            )
-        for _, strategy in candidate.phases:
-            situation.plan(strategy)
-            if (idle := situation.idle(strategy)) and not candidate.is_own:
-                raise UserError(f"no two ranks take part in {idle}, without which it is a simpler strategy")
+        optimizer = run.optimizer if self.optimizer is None else self.base.optimizer
+        check_run(replace(run, optimizer=optimizer, strategy=candidate.strategy))
+        situation.plan(candidate.strategy)
+        if (idle := situation.idle(candidate.strategy)) and not candidate.is_own:
+            raise UserError(f"no two ranks take part in {idle}, without which it is a simpler strategy")
         return candidate
 
 
@@ -321,20 +282,16 @@ def _measured_step_s(base: RunConfig) -> float:
 
 
 def delays_of(text: str) -> Delays:
-    """Return the delays that a text such as 1x300ms@10%, or a mapping of `delays`, means.
+    """Return the delays that a text such as 1x300ms@10% means.
 
     Raises:
-        UserError: the text has neither form.
+        UserError: the text has another form.
     """
-    if text.lstrip().startswith("{"):
-        delays = load_run("sgd", [f"delays={text}"]).delays
-        assert delays is not None
-        return delays
     found = re.fullmatch(r"(\d+)x([^@]+)(?:@(\d+\.?\d*)%)?", text)
     if found is None:
         raise UserError(
-            f"--late: got {text!r}; allowed: 1x300ms (one rank, another in each step, is late by 0.3 s), 1x300ms@10% "
-            "(in a tenth of the steps), or delays such as '{name: fixed, ranks: [0], seconds: 300ms}'"
+            f"--late: got {text!r}; allowed: 1x300ms (one rank, another in each step, is late by 0.3 s) or 1x300ms@10% "
+            "(in a tenth of the steps); others as delays='{name: fixed, ranks: [0], seconds: 300ms}'"
         )
     late_s = read(f"--late {text}", seconds, found[2])
     try:

@@ -49,7 +49,7 @@ class Prediction:
     held_up_s: float
     packing_s: float
     bytes_per_step: float
-    memory_bytes: float
+    memory_bytes: int
 
 
 def predict(plan: Plan, step_s: float, held_up_s: float = 0.0, packing_s: float = 0.0) -> Prediction:
@@ -73,7 +73,7 @@ class Candidate:
     Attributes:
         name: the recipe's name with its changed settings, or the file's.
         spelled: the strategy as `hocket sweep strategy=...` takes it.
-        phases: the strategies of a run, each with its share of the run's steps.
+        strategy: without phases.
         is_exact: True if a step is known to give the mean of all gradients.
         is_own: True if the user named it.
         loss_percent, accuracy_points: the measured difference from synchronous SGD; None where not measured.
@@ -82,7 +82,7 @@ class Candidate:
 
     name: str
     spelled: str
-    phases: tuple[tuple[float, Strategy], ...]
+    strategy: Strategy
     is_exact: bool = False
     is_own: bool = False
     loss_percent: float | None = None
@@ -133,30 +133,18 @@ class Situation:
         )
 
     def predict(self, candidate: Candidate) -> Prediction:
-        """Predict a candidate's mean step over its phases."""
+        """Predict a candidate's step."""
         from hocket.plan.lateness import held_up_seconds
         from hocket.plan.packing_time import packing_seconds
 
-        parts = []
-        for share, strategy in candidate.phases:
-            costs = self.plan(strategy)
-            held_up_s = (
-                held_up_seconds(costs, self.step_s, self.delays, self.seed)
-                if self.delays is not None
-                else 0.0
-            )
-            packing_s = packing_seconds(costs) if self.packs else 0.0
-            parts.append((share, predict(costs, self.step_s, held_up_s, packing_s)))
-        names = ("step_s", "exposed_s", "held_up_s", "packing_s", "bytes_per_step")
-        means = {name: sum(share * getattr(each, name) for share, each in parts) for name in names}
-        return Prediction(**means, memory_bytes=max(each.memory_bytes for _, each in parts))
+        costs, held_up_s = self.plan(candidate.strategy), 0.0
+        if self.delays is not None:
+            held_up_s = held_up_seconds(costs, self.step_s, self.delays, self.seed)
+        return predict(costs, self.step_s, held_up_s, packing_seconds(costs) if self.packs else 0.0)
 
     def step_seconds(self, row: Row, bandwidth: float) -> float:
         """Return a row's seconds per step with links of `bandwidth` bits per second."""
-        exposed_s = sum(
-            share * exposed_seconds(self.plan(strategy, bandwidth), self.step_s)
-            for share, strategy in row.candidate.phases
-        )
+        exposed_s = exposed_seconds(self.plan(row.candidate.strategy, bandwidth), self.step_s)
         return row.prediction.step_s - row.prediction.exposed_s + exposed_s
 
 
