@@ -22,6 +22,7 @@ from hocket.errors import CompositionError, ConfigError
 from hocket.plugin import default_registry
 from hocket.strategy import Bytes, Exchange, Layers, Leaders, Overlap, Placement, Strategy, World, compose
 from hocket.topology import Complete
+from hocket.training.run import load_run
 
 RECIPES = (
     "agd",
@@ -385,6 +386,23 @@ def test_a_synchronous_start_is_a_phase_of_agd(steps: int, phase: int, recipe: s
     assert strategy == compose({**asked, "synchronous_steps": steps})
     assert compose(strategy.resolved()) == strategy
     assert compose(asked, "synchronous_steps=0") == plain
+
+
+@pytest.mark.parametrize(
+    ("share", "steps", "number"), [("25%", 900, 225), ("'12.5 %'", 10, 1), ("0%", 9, 0), ("100%", 9, 9)]
+)
+def test_a_synchronous_start_may_be_a_share_of_a_run_s_steps(share: str, steps: int, number: int) -> None:
+    run = load_run("periodic_average", [f"synchronous_steps={share}", f"steps={steps}"])
+    assert run == load_run("periodic_average", [f"synchronous_steps={number}", f"steps={steps}"])
+    assert run.synchronous_steps == number
+
+
+@pytest.mark.parametrize("overrides", [["synchronous_steps=25%"], ["synchronous_steps=101%", "steps=9"]])
+def test_a_share_needs_the_number_of_steps(overrides: list[str]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"synchronous_steps: got .*0% to 100%, beside steps=N.*a script writes"
+    ):
+        load_run("periodic_average", overrides)
 
 
 @pytest.mark.parametrize("given_steps", ["-1", "0.25", "true", "many"])

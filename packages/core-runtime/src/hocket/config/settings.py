@@ -162,7 +162,8 @@ class RunSettings:
         compute: the time of a step's computing on the virtual transport, whose clock does not see it.
         delays: injected imbalance: the delay of each rank in each step, for any strategy; null for none.
         synchronous_steps: the number of steps, at the beginning, with recipe `agd`'s exchange in place of the
-            strategy's own, 0 or more; a complete file has them as `phases`.
+            strategy's own, 0 or more; or their share, such as 25%, beside `steps`; a complete file has them as
+            `phases`.
         phases: overrides of the strategy by the step from which they hold, each laid over what held before.
     """
 

@@ -46,6 +46,8 @@ _TOO_DEEP = f"nested deeper than {_DEEPEST} levels"
 # The keys of a file that concern its strategy.
 _OF_STRATEGIES = ("strategy", "phases", "synchronous_steps", "recipe", *DESCRIPTIVE)
 
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*%")
+
 #: A recipe's name, a YAML file, or a mapping with the content of one.
 Target = str | os.PathLike[str] | TreeView
 
@@ -170,7 +172,30 @@ def load_document(target: Target, overrides: Sequence[str], registry: Registry) 
     for override in parsed:
         document.assign(override.keys, override.value, override.origin)
     document.interpolate()
+    _count_share(document)
     return document
+
+
+def _count_share(document: Document) -> None:
+    """Write a share of the run's steps, such as `synchronous_steps: 25%`, as their number.
+
+    Raises:
+        ConfigError: the number of steps is not given.
+    """
+    where = document.root.child("synchronous_steps")
+    share = _SHARE.fullmatch(where.value) if isinstance(where.value, str) else None
+    if share is None:
+        return
+    steps = document.root.child("steps").value
+    if not isinstance(steps, int) or float(share[1]) > 100:
+        raise where.error(
+            f"got {where.given}",
+            "a number of steps, or a share of them, 0% to 100%, beside steps=N, which `hocket run` alone knows: a "
+            'script writes f"synchronous_steps={steps // 4}"',
+        )
+    document.assign(
+        ("synchronous_steps",), round(float(share[1]) / 100 * steps), document.origin_of(where.path)
+    )
 
 
 def based_on(target: str, recipe: str, registry: Registry) -> Target:
