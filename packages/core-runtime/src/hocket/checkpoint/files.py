@@ -24,6 +24,7 @@ from hocket.errors import CheckpointError, DamagedError
 from hocket.plain import Tree, TreeView
 
 __all__ = [
+    "LEFT",
     "StateFile",
     "Written",
     "describe",
@@ -54,6 +55,9 @@ _CODES = {
 }
 
 _DTYPES = {code: str(dtype).removeprefix("torch.") for dtype, code in _CODES.items()}
+
+#: The section with the names of tensors that are equal on all ranks, and in rank 0's file alone.
+LEFT = "left"
 
 #: The metadata's keys.
 _STRUCTURE, _RUN = "hocket", "run"
@@ -182,6 +186,10 @@ def _write(file: BinaryIO, header: bytes, tensors: Iterable[Tensor]) -> int:
 class StateFile:
     """A file that `write_state` has written, read section by section, tensor by tensor.
 
+    Args:
+        path: the file's path.
+        first: the file of rank 0, which holds what this rank's leaves to it (`LEFT`); None for rank 0's own.
+
     Attributes:
         path: the file's path.
         run: the id of the run that saved it.
@@ -190,8 +198,9 @@ class StateFile:
         DamagedError: the file is missing or incomplete.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, first: StateFile | None = None) -> None:
         self.path = path
+        self._first = first
         try:
             self._file = safe_open(path, framework="pt")
             metadata = self._file.metadata() or {}
@@ -201,7 +210,9 @@ class StateFile:
             raise DamagedError(f"{path} is missing") from error
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise DamagedError(f"{path} is damaged, or no rank's state: {error}") from error
-        self._names: list[str] = list(self._file.keys())
+        self._own = set(self._file.keys())
+        left = self.read(LEFT) if first is not None and LEFT in self._sections else []
+        self._names: list[str] = [*self._file.keys(), *left]
 
     def check_content(self, expected: int) -> None:
         """Read the whole file, and check that it is as it was written.
@@ -238,11 +249,15 @@ class StateFile:
         """Return a tensor's dtype and shape in words, or None if there is no such tensor."""
         if name not in self._names:
             return None
+        if name not in self._own and self._first is not None:
+            return self._first.describe(name)
         part = self._file.get_slice(name)
         return f"{_DTYPES.get(part.get_dtype(), part.get_dtype())}{list(part.get_shape())}"
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor, on the CPU; memory of its own, which outlives the file."""
+        if name not in self._own and self._first is not None:
+            return self._first.tensor(name)
         value: Tensor = self._file.get_tensor(name)
         return value.clone()
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from hocket import randomness
 from hocket.checkpoint import folder as folders
 from hocket.checkpoint.collectively import collectively, of_ranks, on_rank_0
 from hocket.checkpoint.files import (
+    LEFT,
     StateFile,
     Written,
     describe,
@@ -28,6 +30,7 @@ from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, DamagedError, HocketError, MissingFileError, some
 from hocket.plain import Stateful, flattened
 from hocket.plugin import CORE, default_registry
+from hocket.session.exchange.checksums import compare
 from hocket.session.save.module_state import (
     comparable,
     not_persistent,
@@ -102,8 +105,9 @@ class Checkpoints:
             name, run = on_rank_0(peer, begin)
             path = folder / name
             collectively(peer, lambda: require_folder(path))
+            left = self._left_to_rank_0()
             written = collectively(
-                peer, lambda: write_state(path / rank_file(peer.rank), self._state_dict(), run)
+                peer, lambda: write_state(path / rank_file(peer.rank), self._state_dict(left), run)
             )
 
             def end() -> str:
@@ -163,7 +167,11 @@ class Checkpoints:
             try:
                 manifest = patiently(lambda: Manifest.read(path))
                 ranks = [peer.rank] if manifest.ranks == peer.size else range(manifest.ranks)
-                opened = [stack.enter_context(StateFile(path / rank_file(rank))) for rank in ranks]
+                first = stack.enter_context(StateFile(path / rank_file(0)))
+                opened = [
+                    stack.enter_context(StateFile(path / rank_file(rank), first)) if rank else first
+                    for rank in ranks
+                ]
                 for file in opened:
                     _check_run(manifest, file)
                 files.extend(self._of_this_place(opened))
@@ -236,9 +244,24 @@ class Checkpoints:
         _warn_of_incomplete(self._folder)
         return None
 
-    def _state_dict(self) -> dict[str, object]:
-        """Return this rank's state by sections."""
+    def _left_to_rank_0(self) -> list[str]:
+        """Return the names of frozen parameters that are equal on all ranks, as under adapters (LoRA); collective."""
+        session = self._session
+        trained = {name for name, parameter in session.model.named_parameters() if parameter.requires_grad}
+        held = session.tensors()["parameters"].items()
+        frozen = {name: tensor for name, tensor in held if name not in trained}
+        differing = compare(self._peer, frozen, "session.save").differing
+        return [] if self._peer.rank == 0 else [name for name in frozen if name not in differing]
+
+    def _state_dict(self, left: Sequence[str]) -> dict[str, object]:
+        """Return this rank's state by sections, without the parameters that are left to rank 0."""
         session, counters = self._session, self._session.counters
+        state = dict(session.state_dict())
+        held: dict[str, dict[str, Tensor]] = state["model"]  # type: ignore[assignment]
+        state["model"] = {
+            kind: {name: tensor for name, tensor in tensors.items() if name not in left}
+            for kind, tensors in held.items()
+        }
         return {
             "session": {
                 "step": session.step,
@@ -249,7 +272,8 @@ class Checkpoints:
                 "under_way_s": counters.under_way_s,
                 "exposed_wait_s": counters.exposed_wait_s,
             },
-            **session.state_dict(),
+            **state,
+            LEFT: [f"model/parameters/{name}" for name in left],
             "random": randomness.to_plain(randomness.read(cuda=True)),
             "passes": session.epochs.state_dict(),
             "more": {name: _state_of_given(name, given) for name, given in self._more.items()},
