@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.errors import UserError
 from hocket.transport.hosts import Host
 from hocket.transport.job_notes import processes_of
 from hocket.transport.launchers import find_launched
@@ -25,15 +26,34 @@ from hocket.transport.own_ranks import OwnRanks
 BEGIN = "import json, os, signal, sys, time; rank = int(os.environ['RANK']); "
 SLEEP = "time.sleep(600)"
 JOIN = "from hocket.transport.job_notes import note_pid; note_pid(rank); "
+#: A process that launches such a program: FOLDER PROGRAM...
+FORKING_JOB = """
+import pathlib, sys
+from hocket.transport.launching import launch
+from hocket.transport.own_ranks import OwnRanks
+sys.exit(launch(OwnRanks(), 3, sys.argv[2:], folder=pathlib.Path(sys.argv[1]), ready=lambda: None))
+"""
+#: A program that has its ranks forked.
+FORK = "from hocket.transport.forking import in_each_rank; in_each_rank(lambda: None); "
 
 
-@pytest.fixture
-def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+@pytest.fixture(params=[False, True], ids=["each by itself", "forked"])
+def run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> Callable[..., tuple[int, str, str]]:
     """Return a function that runs a program on ranks and returns exit status, output and errors."""
 
     def run_ranks(ranks: int, program: str, **environment: str) -> tuple[int, str, str]:
-        command = [sys.executable, "-c", BEGIN + program]
-        status = launch(OwnRanks(), ranks, command, folder=tmp_path, environment=environment)
+        forks = request.param
+        command = [sys.executable, "-c", (FORK if forks else "") + BEGIN + program]
+        status = launch(
+            OwnRanks(),
+            ranks,
+            command,
+            folder=tmp_path,
+            environment=environment,
+            ready=(lambda: None) if forks else None,
+        )
         told = capfd.readouterr()
         assert processes_of(tmp_path) == []
         return status, told.out, told.err
@@ -105,25 +125,65 @@ def test_neither_a_stopped_rank_nor_one_that_heeds_no_signal_outlives_the_job(
     assert (status, err) == (4, "hocket: rank 2 ended with exit code 4; all ranks were ended\n")
 
 
+def test_what_is_loaded_before_ranks_are_forked_is_loaded_once_and_after_the_launcher_is_ready(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ready = tmp_path / "ready"
+    program = (
+        "import json, os; from hocket.transport.forking import in_each_rank; import numpy as np;"
+        f"loaded = in_each_rank(lambda: [os.getpid(), os.path.exists({str(ready)!r})]);"
+        "print(json.dumps([loaded, os.getppid(), os.getpid() == os.getpgid(0), np.random.random()]), flush=True)"
+    )
+    command = [sys.executable, "-c", program]
+    assert launch(OwnRanks(), 3, command, folder=tmp_path, ready=ready.touch) == 0
+    [*of_ranks] = map(json.loads, capfd.readouterr().out.splitlines())
+    assert len(of_ranks) == 3
+    [(_, was_ready)] = {tuple(loaded) for loaded, *_ in of_ranks}
+    assert was_ready
+    assert all((parent, leads) == (os.getpid(), True) for _, parent, leads, _ in of_ranks)
+    assert len({drawn for *_, drawn in of_ranks}) == 3
+
+
+def test_ranks_that_cannot_be_forked_say_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    program = "import sys; print('no such module', file=sys.stderr); sys.exit(3)"
+    command = [sys.executable, "-c", program]
+    assert launch(OwnRanks(), 2, command, folder=tmp_path, ready=lambda: time.sleep(0.5)) == 3
+    said = "no such module\nhocket: rank 0 ended with exit code 3; all ranks were ended\n"
+    assert capfd.readouterr().err == said
+
+
+def test_a_launcher_that_refuses_the_run_leaves_nobody(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise UserError("no such task")
+
+    command = [sys.executable, "-c", f"{FORK}import time; {SLEEP}"]
+    with pytest.raises(UserError, match="no such task"):
+        launch(OwnRanks(), 2, command, folder=tmp_path, ready=refuse)
+    assert processes_of(tmp_path) == []
+
+
 def test_a_program_that_does_not_start_leaves_nobody(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         launch(OwnRanks(), 2, [str(tmp_path / "nothing")], folder=tmp_path)
 
 
+@pytest.mark.parametrize("forks", [False, True], ids=["each by itself", "forked"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_to_who_started_them_ends_all(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_to_who_started_them_ends_all(number: signal.Signals, forks: bool, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
-        f"{BEGIN}open(os.path.join({str(tmp_path)!r}, 'pid-' + str(os.getpid())), 'w').close(); {SLEEP}"
-    )
+    note = f"open(os.path.join({str(tmp_path)!r}, 'pid-' + str(os.getpid())), 'w').close()"
+    script.write_text(f"{FORK if forks else ''}{BEGIN}{note}; {SLEEP}")
     hocket = [sys.executable, "-m", "hocket", "launch", "--transport", "torch", "-n", "3", str(script)]
+    if forks:
+        (tmp_path / "job").mkdir()
+        hocket = [sys.executable, "-c", FORKING_JOB, str(tmp_path / "job"), sys.executable, str(script)]
     job = subprocess.Popen(hocket, stderr=subprocess.PIPE, text=True)
 
     def pids() -> list[int]:
         return [int(file.name.removeprefix("pid-")) for file in tmp_path.glob("pid-*")]
 
     try:
-        _wait_for(lambda: len(pids()) == 3)
+        _wait_for(lambda: len(pids()) == 3 and _handles(job.pid, signal.SIGTERM))
         job.send_signal(number)
         _, err = job.communicate(timeout=30)
         if number is not signal.SIGKILL:
@@ -133,6 +193,12 @@ def test_a_signal_to_who_started_them_ends_all(number: signal.Signals, tmp_path:
         for pid in [job.pid, *pids()]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _handles(process: int, number: signal.Signals) -> bool:
+    """Return whether a process handles a signal."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) & 1 << (number - 1))
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from hocket.training.picture import draw
 from hocket.training.run import RunConfig, load_run
 from hocket.training.startup import defer_dynamo
 from hocket.transport import Peer, join
+from hocket.transport.forking import in_each_rank
 from hocket.transport.virtual import VirtualWorld
 
 __all__ = ["run_rank", "run_virtual"]
@@ -69,7 +71,12 @@ def _main(arguments: Sequence[str]) -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--display", type=Display, default=Display.LINES)
     given = parser.parse_args(arguments)
-    run_rank(load_run(given.config), given.folder, resume=given.resume, display=given.display)
+    run_rank(
+        in_each_rank(partial(load_run, given.config)),
+        given.folder,
+        resume=given.resume,
+        display=given.display,
+    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -176,22 +176,21 @@ def _carry_out(
     transport = starter.transport if starter else TransportName.VIRTUAL
     with named_folder(out, run, make=not options.dry_run) as folder:
         announce = partial(_announce, run, folder, transport, local, device, options)
-        if not options.dry_run:
-            announce()
-        from hocket.cli.checking import check_run
-
-        data = check_run(run).data(run.seed)
         if options.dry_run:
+            data = _checked_data(run)
             announce()
             _show_length(run, data)
             return 0
+        announce()
         status = 1
-        with prepared(folder, run, describe_start(), resume, overwrite):
-            try:
-                status = _start(run, folder, resume, starter, options)
-            finally:
-                if status != 0 and run.trace:
-                    _show_left_trace(folder)
+        with contextlib.ExitStack() as kept:
+
+            def ready() -> None:
+                _checked_data(run)
+                kept.enter_context(prepared(folder, run, describe_start(), resume, overwrite))
+                kept.callback(lambda: _show_left_trace(folder) if status and run.trace else None)
+
+            status = _start(run, folder, resume, starter, options, ready)
         if status == 0:
             _show_results(folder, options)
         return status
@@ -245,18 +244,36 @@ def _show_length(run: RunConfig, data: TaskData) -> None:
     )
 
 
-def _start(run: RunConfig, folder: Path, resume: bool, starter: Starter | None, options: RunOptions) -> int:
-    """Carry out the run in this process, or on ranks of its own, and return the exit status."""
+def _checked_data(run: RunConfig) -> TaskData:
+    """Check a run before it starts, and return its task's data."""
+    from hocket.cli.checking import check_run
+
+    return check_run(run).data(run.seed)
+
+
+def _start(
+    run: RunConfig,
+    folder: Path,
+    resume: bool,
+    starter: Starter | None,
+    options: RunOptions,
+    ready: Callable[[], None],
+) -> int:
+    """Carry out the run in this process, or on ranks of its own, and return the exit status.
+
+    `ready` is called before a rank begins.
+    """
+    if starter is not None:
+        return _launch(run, folder, resume, starter, options, ready)
+    ready()
     if run.transport is TransportName.VIRTUAL:
         from hocket.cli.ranking import run_virtual
 
         run_virtual(run, folder, resume=resume, display=options.display)
-    elif starter is None:
+    else:
         from hocket.cli.ranking import run_rank
 
         run_rank(run, folder, resume=resume, display=options.display)
-    else:
-        return _launch(run, folder, resume, starter, options)
     return 0
 
 
@@ -298,9 +315,7 @@ def _join(
                 _announce, run, folder, transport, found.local_size, choose_device(run), options
             )
         if options.dry_run:
-            from hocket.cli.checking import check_run
-
-            data = check_run(run).data(run.seed)
+            data = _checked_data(run)
             if found.rank == 0:
                 announce()
                 _show_length(run, data)
@@ -327,14 +342,21 @@ def _join(
     return 0
 
 
-def _launch(run: RunConfig, folder: Path, resume: bool, starter: Starter, options: RunOptions) -> int:
+def _launch(
+    run: RunConfig,
+    folder: Path,
+    resume: bool,
+    starter: Starter,
+    options: RunOptions,
+    ready: Callable[[], None],
+) -> int:
     environment = {}
     if options.display is Display.BAR:
         environment = {"COLUMNS": str(shutil.get_terminal_size().columns)}
     program = [*own_python(), "-m", "hocket.cli.ranking", str(folder / NEXT_CONFIG), str(folder)]
     program += [f"--display={options.display}", *(["--resume"] if resume else [])]
     assert run.ranks is not None
-    return launch_here(starter, run.ranks, program, lambda: _again(folder), environment)
+    return launch_here(starter, run.ranks, program, lambda: _again(folder), environment, ready)
 
 
 def _again(folder: Path) -> str:

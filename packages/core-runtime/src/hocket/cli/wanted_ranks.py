@@ -127,6 +127,7 @@ def launch_here(
     program: Sequence[str],
     again: Callable[[], str],
     environment: Mapping[str, str] | None = None,
+    ready: Callable[[], None] | None = None,
 ) -> int:
     """Run a program on ranks, with folders that do not outlive them, and return the exit status.
 
@@ -136,11 +137,11 @@ def launch_here(
         program: the command of a rank.
         again: returns the advice if a rank was killed.
         environment: variables to add.
+        ready: as of `launch`.
     """
     with job_folder(Path(tempfile.gettempdir())) as folder, shared_job_folder() as variables:
-        status = launch(
-            starter, ranks, program, folder=folder, environment={**variables, **(environment or {})}
-        )
+        added = {**variables, **(environment or {})}
+        status = launch(starter, ranks, program, folder=folder, environment=added, ready=ready)
     if status - 128 in _CRASHES:
         print(f"hocket: {again()}", file=sys.stderr)
     return status

@@ -93,7 +93,13 @@ class Starter(Protocol):
     def hosts(self) -> Sequence[Host]: ...
 
     def start(
-        self, ranks: int, program: Sequence[str], variables: Mapping[str, str], report: Report, /
+        self,
+        ranks: int,
+        program: Sequence[str],
+        variables: Mapping[str, str],
+        report: Report,
+        ready: Callable[[], None] | None,
+        /,
     ) -> RunningJob: ...
 
 
@@ -120,6 +126,7 @@ def launch(
     *,
     folder: Path,
     environment: Mapping[str, str] | None = None,
+    ready: Callable[[], None] | None = None,
 ) -> int:
     """Run `program` on `ranks` ranks and return the exit status.
 
@@ -133,6 +140,8 @@ def launch(
         program: the command of one rank.
         folder: an existing folder for the ranks' process numbers and the launcher's own files.
         environment: variables to add.
+        ready: called before a rank begins, while `program` is imported where that forks ranks (`in_each_rank`); None
+            for other programs.
     """
     allow_files(ranks)
     hosts = starter.hosts
@@ -141,7 +150,7 @@ def launch(
     variables = {**variables_of_ranks(most), PID_FOLDER_VARIABLE: str(folder), **(environment or {})}
     note_host(folder)
     report = Report(folder, here)
-    job = starter.start(ranks, program, variables, report)
+    job = starter.start(ranks, program, variables, report, ready)
     ended_by = _JobEnd(job, folder)
     report.end = ended_by.terminate
     readers = _copy_output(job, report)

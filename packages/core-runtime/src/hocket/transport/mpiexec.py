@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -95,7 +95,12 @@ class Mpiexec:
         return [self.path, *options, *self.arguments, "-n", str(ranks), *program]
 
     def start(
-        self, ranks: int, program: Sequence[str], variables: Mapping[str, str], report: Report
+        self,
+        ranks: int,
+        program: Sequence[str],
+        variables: Mapping[str, str],
+        report: Report,
+        ready: Callable[[], None] | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start `ranks` ranks of `program`, with these environment variables.
 
@@ -104,7 +109,10 @@ class Mpiexec:
             program: the command of one rank.
             variables: all of them.
             report: of the job, with the folder of its files.
+            ready: called first.
         """
+        if ready is not None:
+            ready()
         # In a process group of its own: a terminal's Ctrl-C goes to who has started the job, and is passed on once.
         return subprocess.Popen(
             self.command(

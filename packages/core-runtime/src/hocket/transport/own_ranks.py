@@ -12,11 +12,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, ClassVar
 
+from hocket.transport.forking import FORKS_VARIABLE, ForkedRank, fork_ranks
 from hocket.transport.hosts import Host, are_here
 from hocket.transport.job_output import Report
 from hocket.transport.rank_process import end_with_parent, forwarded
@@ -49,7 +50,12 @@ class OwnRanks:
     hosts: Sequence[Host] = ()
 
     def start(
-        self, ranks: int, program: Sequence[str], variables: Mapping[str, str], report: Report
+        self,
+        ranks: int,
+        program: Sequence[str],
+        variables: Mapping[str, str],
+        report: Report,
+        ready: Callable[[], None] | None = None,
     ) -> RankProcesses:
         """Start `ranks` ranks of `program`, with these environment variables.
 
@@ -58,8 +64,9 @@ class OwnRanks:
             program: the command of one rank.
             variables: all except those that differ between ranks.
             report: takes the ranks' ends.
+            ready: called before a rank begins; None for programs that do not fork ranks (`in_each_rank`).
         """
-        return RankProcesses(self.hosts or (Host("", ranks),), program, variables, report)
+        return RankProcesses(self.hosts or (Host("", ranks),), program, variables, report, ready)
 
 
 def ssh() -> list[str]:
@@ -79,22 +86,29 @@ class RankProcesses:
     stdout: None = None
 
     def __init__(
-        self, hosts: Sequence[Host], program: Sequence[str], variables: Mapping[str, str], report: Report
+        self,
+        hosts: Sequence[Host],
+        program: Sequence[str],
+        variables: Mapping[str, str],
+        report: Report,
+        ready: Callable[[], None] | None = None,
     ) -> None:
         self.returncode: int | None = None
         self._report = report
         self._failed = 0
         self._kill_s: float | None = None
-        places = [(host, local) for host in hosts for local in range(host.ranks)]
-        common = {"WORLD_SIZE": str(len(places)), **_meeting(hosts)}
-        self._hosts = [host for host, _ in places]
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._hosts = [host for host in hosts for _ in range(host.ranks)]
+        self._processes: list[subprocess.Popen[bytes] | ForkedRank] = []
         reading, writing = os.pipe()
         self.stderr: IO[bytes] = os.fdopen(reading, "rb", buffering=0)
         try:
-            for rank, (host, local) in enumerate(places):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(host.ranks)}
-                self._processes.append(_begin(host, program, variables, {**common, **own}, writing))
+            if ready is not None and are_here(hosts):
+                self._fork(hosts, program, variables, writing, ready)
+            else:
+                if ready is not None:
+                    ready()
+                for host, own in zip(self._hosts, _own_variables(hosts), strict=True):
+                    self._processes.append(_begin(host, program, variables, own, writing))
         except BaseException:
             self.kill()
             for process in self._processes:
@@ -106,6 +120,25 @@ class RankProcesses:
             os.close(writing)
         # By the descriptor that tells of its end; its number may be another process's by then.
         self._left = {os.pidfd_open(process.pid): rank for rank, process in enumerate(self._processes)}
+
+    def _fork(
+        self,
+        hosts: Sequence[Host],
+        program: Sequence[str],
+        variables: Mapping[str, str],
+        errors: int,
+        ready: Callable[[], None],
+    ) -> None:
+        """Start a process that imports what the ranks need, and have it fork them; arguments as of `_begin`."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                own = {FORKS_VARIABLE: str(theirs.fileno())}
+                process = _begin(hosts[0], program, variables, own, errors, [theirs.fileno()])
+            self._processes = [process]
+            ready()
+            # One that has ended before, and has said why, stands for rank 0.
+            self._processes = [*fork_ranks(process, ours, _own_variables(hosts))] or [process]
 
     def wait(self, timeout_s: float) -> None:
         """Wait until all have ended.
@@ -155,7 +188,7 @@ class RankProcesses:
                 process.stdin.write(b"%d\n" % number)
                 process.stdin.flush()
                 if number == signal.SIGKILL:
-                    process.kill()  # the rank ends where its connection does
+                    process.send_signal(number)  # the rank ends where its connection does
 
     def _sleep(self, longest_s: float) -> None:
         """Sleep until one has ended, at most `longest_s` seconds."""
@@ -181,6 +214,16 @@ class RankProcesses:
             self._report.rank_left(rank, status)
 
 
+def _own_variables(hosts: Sequence[Host]) -> list[dict[str, str]]:
+    """Return each rank's own variables."""
+    places = [(host, local) for host in hosts for local in range(host.ranks)]
+    common = {"WORLD_SIZE": str(len(places)), **_meeting(hosts)}
+    return [
+        {**common, "RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(host.ranks)}
+        for rank, (host, local) in enumerate(places)
+    ]
+
+
 def _meeting(hosts: Sequence[Host]) -> dict[str, str]:
     """Return the variables that name the place where ranks meet, on the first host."""
     first = hosts[0]
@@ -192,7 +235,12 @@ def _meeting(hosts: Sequence[Host]) -> dict[str, str]:
 
 
 def _begin(
-    host: Host, program: Sequence[str], variables: Mapping[str, str], own: Mapping[str, str], errors: int
+    host: Host,
+    program: Sequence[str],
+    variables: Mapping[str, str],
+    own: Mapping[str, str],
+    errors: int,
+    descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a rank's process, or the ssh that starts it.
 
@@ -202,6 +250,7 @@ def _begin(
         variables: those of all ranks.
         own: its own ones.
         errors: the descriptor for its error output.
+        descriptors: further ones that it gets.
     """
     here = are_here([host])
     command = program if here else _far_command(host, program, {**forwarded(variables), **own})
@@ -212,11 +261,12 @@ def _begin(
         stdin=subprocess.DEVNULL if here else subprocess.PIPE,
         stderr=errors,
         process_group=0,
+        pass_fds=descriptors,
         preexec_fn=partial(end_with_parent, signal.SIGKILL),  # noqa: PLW1509 (it takes no lock)
     )
 
 
-def _close(process: subprocess.Popen[bytes]) -> None:
+def _close(process: subprocess.Popen[bytes] | ForkedRank) -> None:
     """Close the way to a process that has ended."""
     if process.stdin is not None:
         with contextlib.suppress(OSError):  # what it has not read is for nobody
