@@ -12,7 +12,7 @@ from toys import flat, mlp, on_ranks
 
 import hocket
 from hocket.errors import DisagreementError
-from hocket.session.ranks import agree
+from hocket.session.ranks import agree, broadcast_tensors
 
 
 class _Numbers(dict[str, Any]):
@@ -115,3 +115,25 @@ def test_long_lists_are_cut() -> None:
     assert message == other
     assert "  parameter.p07: 0 on rank 0, 1 on rank 1\n  and 12 more" in message
     assert "p08" not in message
+
+
+def test_tensors_of_every_kind_and_size_become_those_of_one_rank() -> None:
+    """Those that travel together, longer ones between them, and as many as take several messages."""
+    kinds = (torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.float64, torch.complex64)
+
+    def made(rank: int) -> list[torch.Tensor]:
+        torch.manual_seed(rank)
+        small = [torch.randn(3, 2).to(kind) for kind in kinds]
+        unusual = [torch.randn(4, 3).T, torch.randn(()), torch.empty(0), torch.randn(2, 3, 5, 7)[:, 1]]
+        long = [torch.randn(1_200_000)]
+        return [*small, *long, *unusual, *(torch.randn(7000) for _ in range(300))]
+
+    def run(rank: int) -> list[torch.Tensor]:
+        tensors = made(rank)
+        lane = hocket.join().lane("test")
+        broadcast_tensors(tensors, lane, 1)
+        lane.close()
+        return tensors
+
+    for of_rank in on_ranks(3, run):
+        assert all(torch.equal(own, given) for own, given in zip(of_rank, made(1), strict=True))

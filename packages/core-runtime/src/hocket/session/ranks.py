@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
-from hocket.arrays import Array
 from hocket.checkpoint.subclasses import plain_tensors
 from hocket.checkpoint.tree import flatten, unflatten
 from hocket.errors import AttachError, DisagreementError
@@ -26,12 +26,16 @@ __all__ = [
     "agree",
     "broadcast_model",
     "broadcast_optimizers",
-    "broadcast_tensor",
+    "broadcast_tensors",
     "broadcast_unsharded",
     "differing",
     "find_ranks",
     "local_rank",
 ]
+
+
+# So much travels together; any dtype can be read at a multiple of the second.
+_TOGETHER_BYTES, _ALIGNMENT_BYTES = 4 << 20, 16
 
 
 @dataclass(frozen=True)
@@ -144,18 +148,15 @@ def _ranks(ranks: list[int]) -> str:
 def broadcast_model(model: nn.Module, lane: Lane, root: int = 0) -> None:
     """Give every rank of a lane the parameters and buffers of `root`; collective."""
     if lane.size > 1:
-        for tensor in (*model.parameters(), *model.buffers()):
-            for plain in plain_tensors(local(tensor.data)):
-                broadcast_tensor(plain, lane, root)
+        held = (local(tensor.data) for tensor in (*model.parameters(), *model.buffers()))
+        broadcast_tensors([plain for tensor in held for plain in plain_tensors(tensor)], lane, root)
 
 
 @torch.no_grad()
 def broadcast_unsharded(model: nn.Module, lane: Lane) -> None:
     """Give every rank of an island the plain parameters and buffers of its first; collective."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        if not is_sharded(tensor):
-            for plain in plain_tensors(tensor.data):
-                broadcast_tensor(plain, lane, 0)
+    held = (tensor.data for tensor in (*model.parameters(), *model.buffers()) if not is_sharded(tensor))
+    broadcast_tensors([plain for tensor in held for plain in plain_tensors(tensor)], lane, 0)
 
 
 @torch.no_grad()
@@ -167,19 +168,55 @@ def broadcast_optimizers(optimizers: Optimizers, peer: Peer, lane: Lane) -> None
     structure, tensors = flatten(optimizers.state_dict() if peer.rank == 0 else {})
     described = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
     structure, described = gather(peer, [structure, described])[0]
-    for name, dtype, shape in described:
-        if peer.rank != 0:
-            tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-        broadcast_tensor(tensors[name], lane, 0)
+    if peer.rank != 0:
+        tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in described}
+    broadcast_tensors([tensors[name] for name, _, _ in described], lane, 0)
     if peer.rank != 0:
         optimizers.load_state_dict(unflatten(structure, tensors.__getitem__))
 
 
-def broadcast_tensor(tensor: Tensor, lane: Lane, root: int) -> None:
-    """Give every rank of a lane the values of a tensor of `root`; collective."""
-    data = tensor.detach().to("cpu").contiguous().resolve_neg()
-    # As bytes: NumPy does not know every dtype of torch.
-    raw: Array = data.reshape(-1).view(torch.uint8).numpy()
-    lane.ibroadcast(raw, root).wait()
-    if data.data_ptr() != tensor.data_ptr():
-        tensor.copy_(data)
+def broadcast_tensors(tensors: Sequence[Tensor], lane: Lane, root: int) -> None:
+    """Give every rank of a lane the values of tensors of `root`; collective.
+
+    Small ones travel together, as a message takes as long as 100 KB of them.
+    """
+    for run in _runs(tensors):
+        raw = _bytes_of(run[0])
+        if len(run) > 1:
+            raw = torch.empty(sum(map(_padded, run)), dtype=torch.uint8)
+            for tensor, part in _parts(run, raw):
+                part.copy_(_bytes_of(tensor))
+        lane.ibroadcast(raw.numpy(), root).wait()
+        for tensor, part in _parts(run, raw):
+            if lane.rank != root and part.data_ptr() != tensor.data_ptr():
+                tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
+
+
+def _runs(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Cut tensors into runs that travel together."""
+    run: list[Tensor] = []
+    filled = 0
+    for tensor in tensors:
+        filled += _padded(tensor)
+        if run and filled > _TOGETHER_BYTES:
+            yield run
+            run, filled = [], _padded(tensor)
+        run.append(tensor)
+    if run:
+        yield run
+
+
+def _parts(run: Sequence[Tensor], raw: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each tensor of a run with its part of the bytes."""
+    starts = accumulate(map(_padded, run), initial=0)
+    return ((tensor, raw[start : start + tensor.nbytes]) for start, tensor in zip(starts, run, strict=False))
+
+
+def _padded(tensor: Tensor) -> int:
+    """Return the bytes of a tensor, with those up to where any dtype can be read."""
+    return -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """Return a tensor's values as bytes, flat, on the CPU: NumPy does not know every dtype of torch."""
+    return tensor.detach().to("cpu").contiguous().resolve_neg().reshape(-1).view(torch.uint8)

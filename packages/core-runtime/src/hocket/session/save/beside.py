@@ -14,7 +14,7 @@ from hocket.errors import some
 from hocket.plan.buffers import averaged_buffers
 from hocket.segment.shards import local
 from hocket.session.exchange.checksums import Comparison, compare
-from hocket.session.ranks import broadcast_tensor
+from hocket.session.ranks import broadcast_tensors
 from hocket.session.save.set_to_mean import set_to_mean
 from hocket.session.statistics import synchronises
 from hocket.session.step.weights import BatchWeights
@@ -79,8 +79,8 @@ class Differing:
             set_to_mean(tensor, self.places.lane)
         for tensor in self.statistics:
             set_to_mean(tensor, self.places.control, self.share)
-        for lane, plain in ((lane, plain) for lane, tensor in self.others for plain in plain_tensors(tensor)):
-            broadcast_tensor(plain, lane, 0)
+        for lane, tensor in self.others:
+            broadcast_tensors(plain_tensors(tensor), lane, 0)
 
 
 class Beside:

@@ -15,7 +15,7 @@ from hocket.segment.shape import wire_dtype
 from hocket.segment.shards import local
 from hocket.segment.storage import ParameterStorage
 from hocket.session.exchange.parameter_sync import ParameterSync
-from hocket.session.ranks import broadcast_tensor
+from hocket.session.ranks import broadcast_tensors
 from hocket.session.save.beside import Differing
 from hocket.session.save.set_to_mean import set_to_mean
 from hocket.session.step.optimizers import Optimizers
@@ -156,8 +156,7 @@ def average_optimizers(optimizers: Optimizers, lane: Lane, gather: Gather) -> No
         for key in sorted(gathered[0][number]):
             value = local(optimizer.state[parameter][key])
             if is_composite(value):  # which has no mean of its parts
-                for plain in plain_tensors(value):
-                    broadcast_tensor(plain, lane, 0)
+                broadcast_tensors(plain_tensors(value), lane, 0)
             elif isinstance(value, Tensor) and value.is_floating_point():
                 set_to_mean(value, lane)
 
