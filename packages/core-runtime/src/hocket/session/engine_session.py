@@ -26,7 +26,7 @@ from hocket.session.save.again import counted_before, note_counted
 from hocket.session.step.looking_on import only_evaluates
 from hocket.session.step.optimizers import Optimizers
 from hocket.session.step.state import StepState
-from hocket.strategy.advice import unreached
+from hocket.strategy.advice import outer_age, unreached
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer, gather
 
@@ -109,7 +109,7 @@ class EngineSession(ABC):
         self.owns_peer = False
         self.step_ended: Callable[[int], None] = lambda _: None
         self.control = peer.lane("session")
-        self._warned_unreached = False
+        self._warned_unreached = self._warned_of_age = False
 
     @property
     def optimizer(self) -> Optimizer:
@@ -225,6 +225,13 @@ class EngineSession(ABC):
             for warning in unreached(self.strategy, steps, self.data_size):
                 _log.warning(warning)
         self._warned_unreached = True
+
+    def warn_of_age(self) -> None:
+        """Warn, once a session, of outer parameters that are older than the step at which a script asks for them."""
+        text = outer_age(self.strategy.at(self.step), self.step, self.data_size)
+        if text and self.is_main and not self._warned_of_age:
+            self._warned_of_age = True
+            _log.warning(text)
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's `value` (JSON-able), by rank; collective."""

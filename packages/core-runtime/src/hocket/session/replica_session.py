@@ -37,7 +37,6 @@ from hocket.session.step.state import SessionState
 from hocket.session.step.unused import UnusedGradients
 from hocket.session.step.weights import Contribution
 from hocket.session.torch_internals import current_backward
-from hocket.strategy.advice import outer_age
 from hocket.transport.peer import gather
 
 __all__ = ["ReplicaSession"]
@@ -71,7 +70,7 @@ class ReplicaSession(EngineSession):
         self._unopened: float | None = None
         self._trains_in_eval_mode = self._looked_at_state = False
         self._warned_of_left_out_batch = self._warned_of_skipped_batch = self._warned_of_mode = False
-        self._warned_of_age = self._warned_of_reading_ahead = False
+        self._warned_of_reading_ahead = False
         #: The last backward of which this session has exchanged gradients, and that with which it has stepped last.
         self._last_backward = self.used_backward = -1
         try:
@@ -530,7 +529,6 @@ class ReplicaSession(EngineSession):
             self.settle_together()
             self._compare_steps("session.consensus")
             self._tell_of_mode()
-            self._tell_of_age()
             apart = self._equality.look("session.consensus", self.step, repairs=False)
             consensus = self._phases.set_to_mean(apart, whole=True)
             return self._within(consensus, under_way, looking.pop_all())
@@ -546,12 +544,6 @@ class ReplicaSession(EngineSession):
             "session.consensus(), and optimizer.train() after it",
             kind,
         )
-
-    def _tell_of_age(self) -> None:
-        text = outer_age(self.strategy.at(self.step), self.step, self.data_size)
-        if text and not self._warned_of_age and self.is_main:
-            self._warned_of_age = True
-            _log.warning(text)
 
     @contextmanager
     def _within(self, consensus: Consensus, under_way: UnderWay, looking: ExitStack) -> Iterator[None]:

@@ -232,6 +232,7 @@ class Session:
             with session.consensus():
                 evaluate(model)
         """
+        self.inner.warn_of_age()
         return self.inner.consensus()
 
     def replica(self) -> AbstractContextManager[None]:

@@ -108,7 +108,7 @@ def train(
         summary = _Run(
             run, task, data, loss, computing, device, session, results, out / CHECKPOINTS, resume, display
         ).train()
-        with session.consensus():
+        with session.inner.consensus():
             if peer.rank == 0:
                 with naming(out / MODEL):
                     save_model(model, out / MODEL)
@@ -325,7 +325,7 @@ class _Run:
         self._warned_of_divergence |= diverges
 
     def _validate(self) -> dict[str, Value]:
-        with self._session.consensus():
+        with self._session.inner.consensus():
             found = evaluate_together(self._session, self._task, self._loss, self._data.valid, self._device)
         return {f"{VALID}{name}": value for name, value in found.items()}
 
