@@ -120,7 +120,7 @@ def test_without_an_mpiexec_there_are_virtual_ranks(monkeypatch: pytest.MonkeyPa
 
 def test_shared_memory_that_processors_do_not_order_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shared_memory().verdict is Verdict.OK
-    monkeypatch.setattr(memory, "_ORDERED", False)
+    monkeypatch.setattr(memory, "ORDERED", False)
     finding = shared_memory()
     assert finding.verdict is Verdict.NOTE
     assert "writes of ranks to shared memory have no order" in finding.text

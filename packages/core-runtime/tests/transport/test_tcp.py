@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from control_cases import (
@@ -14,6 +16,7 @@ from control_cases import (
     wait_idly,
 )
 from in_jobs import ConformanceInJobs
+from piece_cases import by_sockets
 
 from hocket.testing.job import Job
 
@@ -49,6 +52,15 @@ class TestTorch(ConformanceInJobs):
                     "called something else here, or with" in message or "has failed in this call" in message
                 )
             assert "called something else here" in messages[0]
+
+
+class TestTorchBySockets(TestTorch):
+    """Messages as between hosts."""
+
+    sizes = (2, 3)
+
+    def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
+        return super().run(size, by_sockets, body.__module__, body.__name__, list(args))
 
 
 def test_a_dead_rank_is_noticed_though_what_it_has_forked_lives_on(tmp_path: Path) -> None:

@@ -23,16 +23,16 @@ from hocket.arrays import Array
 from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.peer import Memory, Peer, gather
 
-__all__ = ["SMALLEST_BYTES", "HostMemory", "Shared", "find_shared", "reserve", "why_unshared"]
+__all__ = ["ORDERED", "SMALLEST_BYTES", "HostMemory", "Shared", "find_shared", "reserve", "why_unshared"]
 
 #: Below this messages are faster: their waits are not Python's. (From 512 KiB on they are equals.)
 SMALLEST_BYTES = 1 << 20
 
 _log = logging.getLogger("hocket")
 
-# What one process writes the others see in the order in which it was written: elsewhere that needs fences, which
-# neither Python nor NumPy has.
-_ORDERED = platform.machine() in ("x86_64", "AMD64")
+#: Whether what one process writes the others see in the order in which it was written: elsewhere that needs fences,
+#: which neither Python nor NumPy has.
+ORDERED = platform.machine() in ("x86_64", "AMD64")
 _ARENA_BYTES = 1 << 20
 _ALIGNMENT = 64
 
@@ -198,7 +198,7 @@ def _warn_once(why: str) -> None:
 
 
 def _reserve(name: str, nbytes: int) -> tuple[int | None, str]:
-    if not _ORDERED:
+    if not ORDERED:
         return None, f"on {platform.machine()} writes of ranks to shared memory have no order"
     return reserve(name, nbytes)
 

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from hocket.errors import PeerLostError, SessionLeftError, TransportError
 from hocket.transport.gathering import Gather
 from hocket.transport.host.descriptors import Descriptor
@@ -47,32 +49,42 @@ class StatusBoard:
     Args:
         rank: this rank in the job.
         allgather: collective over all ranks of the job.
+        room: bytes of memory of each rank that others may write.
 
     Attributes:
         ranks: the host's, numbered as in the job; one whose page cannot be seen has no entry.
         step: number of steps that this rank has ended.
+        rooms: by rank, that memory of this rank and of those that see this one's and show theirs, uint8.
     """
 
-    def __init__(self, rank: int, allgather: Gather) -> None:
+    def __init__(self, rank: int, allgather: Gather, room: int = 0) -> None:
         self.step = 0
         self._rank = rank
         self._num_left = 0
-        own, _ = reserve("hocket-status", mmap.PAGESIZE)
+        own, _ = reserve("hocket-status", mmap.PAGESIZE + room)
         try:
             host = _host()
             gathered = allgather([host, own and Descriptor.of(own)])
             self.ranks = [other for other, (theirs, _) in enumerate(gathered) if theirs == host]
-            self._own = mmap.mmap(-1 if own is None else own, mmap.PAGESIZE)
+            self._own = mmap.mmap(-1 if own is None else own, mmap.PAGESIZE + room)
             self._pages = {
-                other: page for other in self.ranks if (page := self._open(other, gathered[other][1]))
+                other: page
+                for other in self.ranks
+                if (page := self._open(other, gathered[other][1], mmap.PAGESIZE + room))
             }
             self.write(RankState.COMPUTING)
-            allgather(None)  # from here on everybody has opened it, and has an entry
+            # From here on everybody has opened it, and has an entry.
+            seen = allgather([*self._pages])
+            mutual = {other: page for other, page in self._pages.items() if rank in seen[other]}
+            self.rooms = {
+                other: np.frombuffer(page, np.uint8)[mmap.PAGESIZE :]
+                for other, page in {rank: self._own, **mutual}.items()
+            }
         finally:
             if own is not None:
                 os.close(own)
 
-    def _open(self, rank: int, descriptor: Sequence[str] | None) -> mmap.mmap | None:
+    def _open(self, rank: int, descriptor: Sequence[str] | None, nbytes: int) -> mmap.mmap | None:
         if rank == self._rank or descriptor is None:
             return None
         try:
@@ -80,7 +92,7 @@ class StatusBoard:
         except OSError:
             return None  # a container, or a user, of its own
         try:
-            return mmap.mmap(number, mmap.PAGESIZE)
+            return mmap.mmap(number, nbytes)
         finally:
             os.close(number)
 

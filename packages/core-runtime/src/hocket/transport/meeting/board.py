@@ -33,9 +33,10 @@ class JobBoard(StatusBoard):
         size: number of ranks.
         allgather: collective over all of them.
         store: all ranks'.
+        room: as of `StatusBoard`.
     """
 
-    def __init__(self, rank: int, size: int, allgather: Gather, store: StoreEntries) -> None:
+    def __init__(self, rank: int, size: int, allgather: Gather, store: StoreEntries, room: int = 0) -> None:
         self._store = store
         self._read_s = -math.inf
         self._asked_s, self._heard = time.monotonic(), 0
@@ -43,7 +44,7 @@ class JobBoard(StatusBoard):
         self._elsewhere: list[int] = []
         self._read: list[RankStatus] = []
         store.set(_key(rank), _entry(self._shown))
-        super().__init__(rank, allgather)
+        super().__init__(rank, allgather, room)
         self._elsewhere = [other for other in range(size) if other != rank and other not in self._pages]
 
     def write(self, state: RankState, lane: str = "", what: str = "") -> None:

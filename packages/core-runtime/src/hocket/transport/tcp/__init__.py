@@ -1,5 +1,7 @@
 """The `torch` transport: messages over its own TCP sockets between ranks that share a TCPStore of torch.distributed.
 
+Between ranks of one host they go through pipes in shared memory.
+
 Each rank has one connection to each other. A message is matched by (lane, source, round); collectives are schedules of
 messages (`hocket.schedule`), and between ranks of one host work on shared memory, as on every transport of processes.
 A closed connection shows that its rank has died. Gloo is not used: its messages can neither be polled nor withdrawn.

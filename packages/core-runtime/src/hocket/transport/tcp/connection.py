@@ -8,13 +8,13 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from hocket.arrays import Array
 
-__all__ = ["Connection", "Frame", "FrameKind"]
+__all__ = ["Connection", "Frame", "FrameKind", "Stream"]
 
 _HEADER = struct.Struct("<QqQIi")
 # Small messages and headers are read together.
@@ -35,6 +35,8 @@ class FrameKind(IntEnum):
     ENDED = 2
     #: In place of a message: the rank has failed in the collective.
     GIVEN_UP = 3
+    #: On a socket: something has come by the pipe in shared memory, for a rank that sleeps.
+    RUNG = 4
 
 
 class Frame(NamedTuple):
@@ -55,6 +57,18 @@ class Frame(NamedTuple):
     kind: FrameKind = FrameKind.MESSAGE
 
 
+class Stream(Protocol):
+    """The calls of a socket that a connection needs; see `socket.socket`."""
+
+    def fileno(self) -> int: ...
+
+    def sendmsg(self, parts: list[memoryview], ancillary: tuple[()], flags: int, /) -> int: ...
+
+    def recv_into(self, room: memoryview, /) -> int: ...
+
+    def close(self) -> None: ...
+
+
 class _OutgoingFrame:
     __slots__ = ("parts", "sent")
 
@@ -67,18 +81,19 @@ class Connection:
 
     Args:
         rank: the other rank.
-        held: the socket, non-blocking.
+        held: the socket, non-blocking, or a pipe in shared memory.
 
     Attributes:
-        number: its descriptor.
+        number: its descriptor; -1 for a pipe.
         events: the events that it is polled for.
         lost: whether the other end has closed it, or cannot be reached.
         left: whether the other rank has announced that it leaves.
         closed: whether this end has closed it.
         target: the place of the incoming message.
+        wants_header: whether a header comes next.
     """
 
-    def __init__(self, rank: int, held: socket.socket) -> None:
+    def __init__(self, rank: int, held: Stream) -> None:
         self.rank = rank
         self.number = held.fileno()
         self.events = 1
@@ -90,7 +105,7 @@ class Connection:
         self.target: Array = np.empty(0, np.uint8)
         self._target = memoryview(b"")
         self._got = 0
-        self._wants_header = True
+        self.wants_header = True
         self._dry = False  # the last read took all that was there
 
     # ------------------------------------------------------------------------------------------------ sending
@@ -145,7 +160,7 @@ class Connection:
     def expect(self, data: Array) -> None:
         """Receive the next message into `data`, uint8."""
         self.target, self._target = data, data.data
-        self._got, self._wants_header = 0, False
+        self._got, self.wants_header = 0, False
 
     def move_into(self, data: Array) -> None:
         """Continue the incoming message at another place, and copy the received part there."""
@@ -156,7 +171,7 @@ class Connection:
         """Prepare to receive a header next."""
         self._got = 0
         self.target, self._target = np.empty(0, np.uint8), memoryview(b"")
-        self._wants_header = True
+        self.wants_header = True
 
     def header(self) -> Frame:
         """Return the received header."""
@@ -168,7 +183,7 @@ class Connection:
         """Read what is there, or a good part; return whether the expected message is complete."""
         turn = self._got + _TURN_BYTES
         while True:
-            if self._wants_header:
+            if self.wants_header:
                 if self._end - self._begin >= _HEADER.size:
                     return True
             elif self._take_buffered():
@@ -190,7 +205,7 @@ class Connection:
         """Read once; return whether any bytes arrived."""
         room = self._target
         try:
-            if not self._wants_header and len(self._target) - self._got >= _DIRECT_BYTES:
+            if not self.wants_header and len(self._target) - self._got >= _DIRECT_BYTES:
                 room = self._target[self._got :]
                 count = self._socket.recv_into(room)
                 self._got += count

@@ -19,6 +19,7 @@ from hocket.errors import TransportError
 from hocket.transport.forks import note_rank
 from hocket.transport.host import Failures, HostPeer, StatusBoard
 from hocket.transport.host.endings import Endings, announce
+from hocket.transport.host.memory import ORDERED
 from hocket.transport.lane import Lane
 from hocket.transport.meeting.attempt import join_attempt
 from hocket.transport.meeting.board import JobBoard
@@ -30,6 +31,7 @@ from hocket.transport.request import FunctionRequest, Request
 from hocket.transport.tcp.connecting import connect_all
 from hocket.transport.tcp.connection import FrameKind
 from hocket.transport.tcp.lane import TcpLane
+from hocket.transport.tcp.pipe import room_bytes
 from hocket.transport.tcp.wire import Wire
 from hocket.transport.waiting import CHECK_EVERY_S
 
@@ -236,7 +238,9 @@ def _open_world(rendezvous: Rendezvous) -> TcpPeer:
             f"rank {rank} of {size} lost the store at {rendezvous.host} port {rendezvous.port}, where the ranks meet: "
             "rank 0, which runs it, has ended, or the network is interrupted; rank 0's output says why"
         ) from error
-    board = JobBoard(rank, size, store.gather, store)
+    board = JobBoard(rank, size, store.gather, store, room_bytes(size - 1) if ORDERED else 0)
+    if ORDERED:
+        wire.share(board.ranks, board.rooms)
     failures = TcpFailures(wire, board, store)  # which keep the store open, if this rank runs it
     return TcpPeer(wire, board, range(size), "world", Progress(wire.advance), failures)
 

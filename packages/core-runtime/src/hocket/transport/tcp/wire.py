@@ -14,7 +14,9 @@ import socket
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,11 +24,14 @@ import numpy as np
 from hocket.arrays import Array
 from hocket.transport import forks
 from hocket.transport.tcp.connection import Connection, Frame, FrameKind
+from hocket.transport.tcp.pipe import Naps, Pipe, open_pipes
 from hocket.transport.waiting import POLL_RESOLUTION_S
 
 __all__ = ["Key", "Receiver", "Wire"]
 
 _SAYING_S = 1.0
+_BOTH = select.EPOLLIN | select.EPOLLOUT
+_NOTHING = np.empty(0, np.uint8)
 
 
 class Key(NamedTuple):
@@ -60,10 +65,12 @@ class _UnexpectedMessage(NamedTuple):
     data: Array
 
 
+@dataclass(eq=False, slots=True)
 class _Arriving:
     """The message that a connection is receiving.
 
     Attributes:
+        connection: it.
         key: its key.
         frame: its header.
         data: its place.
@@ -71,10 +78,12 @@ class _Arriving:
         refused: whether its receiver has no place for it.
     """
 
-    __slots__ = ("data", "frame", "key", "receiver", "refused")
-
-    def __init__(self, key: Key, frame: Frame, data: Array, receiver: Receiver | None, refused: bool) -> None:
-        self.key, self.frame, self.data, self.receiver, self.refused = key, frame, data, receiver, refused
+    connection: Connection
+    key: Key
+    frame: Frame
+    data: Array
+    receiver: Receiver | None
+    refused: bool
 
 
 class Wire:
@@ -96,20 +105,40 @@ class Wire:
         self.lost: list[int] = []
         self._ended = ended
         self._connections = {other: Connection(other, held) for other, held in sockets.items()}
-        self._by_number = {connection.number: connection for connection in self._connections.values()}
-        self._arriving: dict[int, _Arriving] = {}
+        self._sockets = {connection.number: connection for connection in self._connections.values()}
+        self._pipes: dict[int, tuple[Pipe, Connection]] = {}  # by rank, each beside a socket
+        self._naps: Naps | None = None
+        self._arriving: dict[Connection, _Arriving] = {}
         self._posted: dict[Key, deque[Receiver]] = defaultdict(deque)
         self._kept: dict[Key, deque[_UnexpectedMessage]] = defaultdict(deque)
         self._closed: set[int] = set()
         self._moving = False
         self._sleepers = 0
+        self._fence = threading.Lock()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
-        for number in self._by_number:
+        for number in self._sockets:
             self._epoll.register(number, select.EPOLLIN)
         # A connection ends with its last descriptor: those of a forked process would hide this one's death.
         os.register_at_fork(after_in_child=self._leave_to_parent)
+
+    def share(self, ranks: Sequence[int], rooms: Mapping[int, Array]) -> None:
+        """Send messages to ranks of this host by shared memory from now on; before the first one.
+
+        Args:
+            ranks, rooms: as of `open_pipes`.
+        """
+        self._naps, pipes = open_pipes(
+            self.rank, ranks, rooms, lambda rank: partial(self._wake, self._connections[rank])
+        )
+        self._pipes = {rank: (pipe, Connection(rank, pipe)) for rank, pipe in pipes.items()}
+        self._connections.update({rank: connection for rank, (_, connection) in self._pipes.items()})
+
+    def _wake(self, asleep: Connection) -> None:
+        """Wake a rank that waits for its pipe, by its socket."""
+        if not asleep.send(Frame(0, 0, 0, 0, FrameKind.RUNG), _NOTHING, _nothing):
+            self._listen(asleep)
 
     # ------------------------------------------------------------------------------------------------ sending
 
@@ -137,7 +166,7 @@ class Wire:
             finished = connection.send(frame, data, sent)
             if connection.lost:
                 self._lose(connection)
-            elif not finished:
+            elif not finished and connection.number >= 0:
                 self._listen(connection)
             return finished
 
@@ -160,11 +189,11 @@ class Wire:
                     del self._kept[key]
                 self._hand_over(message, receiver)
                 return
-            arriving = self._arriving.get(key.rank)
-            if arriving is not None and arriving.receiver is None and arriving.key == key:
-                self._divert(arriving, receiver)
-            else:
-                self._posted[key].append(receiver)
+            for arriving in self._arriving.values():  # few
+                if arriving.receiver is None and arriving.key == key:
+                    self._divert(arriving, receiver)
+                    return
+            self._posted[key].append(receiver)
 
     def withdraw(self, key: Key, receiver: Receiver) -> None:
         """Withdraw a posted receive; a message that is arriving waits for another receive."""
@@ -174,11 +203,11 @@ class Wire:
                 posted.remove(receiver)
                 if not posted:
                     del self._posted[key]
-            arriving = self._arriving.get(key.rank)
-            if arriving is not None and arriving.receiver is receiver:
-                arriving.receiver, arriving.refused = None, False
-                self._connections[key.rank].move_into(_another(arriving.data))
-                arriving.data = self._connections[key.rank].target
+            for connection, arriving in self._arriving.items():
+                if arriving.receiver is receiver:
+                    arriving.receiver, arriving.refused = None, False
+                    connection.move_into(np.empty_like(arriving.data))
+                    arriving.data = connection.target
 
     def close(self, *spaces: int) -> None:
         """Drop messages of closed lanes, received and future ones."""
@@ -199,7 +228,7 @@ class Wire:
         place = receiver.place(arriving.frame)
         arriving.receiver, arriving.refused = receiver, place is None
         if place is not None:
-            self._connections[arriving.key.rank].move_into(place)
+            arriving.connection.move_into(place)
             arriving.data = place
 
     def _keep(self, key: Key, frame: Frame, data: Array) -> None:
@@ -226,8 +255,11 @@ class Wire:
             return
         try:
             self._moving = True
+            for pipe, near in self._pipes.values():
+                if pipe.has_more() or (near.busy and pipe.has_room()):
+                    self._move(near, _BOTH)
             for number, events in self._epoll.poll(0):
-                connection = self._by_number.get(number)
+                connection = self._sockets.get(number)
                 if connection is not None:
                     self._move(connection, events)
         finally:
@@ -248,14 +280,24 @@ class Wire:
             if is_over():
                 return
             self._sleepers += 1
+            if self._naps is not None:
+                self._naps.begin()
         try:
-            events = self._epoll.poll(longest_s)
+            events = self._epoll.poll(0 if self._can_move() else longest_s)
         finally:
             with self.lock:
                 self._sleepers -= 1
+                if self._naps is not None:
+                    self._naps.end(others=self._sleepers > 0)
         if any(number == self._bell for number, _ in events):
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._bell)
+
+    def _can_move(self) -> bool:
+        """Return whether a pipe has bytes, or room for those that wait, now that this rank shows that it sleeps."""
+        with self._fence:
+            pass
+        return any(pipe.has_more() or (each.busy and pipe.has_room()) for pipe, each in self._pipes.values())
 
     def _ring(self) -> None:
         """Wake the threads that sleep, as their messages may have arrived."""
@@ -270,15 +312,15 @@ class Wire:
                 self._take(connection)
         if connection.lost:
             self._lose(connection)
-        else:
+        elif connection.number >= 0:
             self._listen(connection)
 
     def _take(self, connection: Connection) -> None:
         """Handle a complete header or message."""
-        arriving = self._arriving.pop(connection.rank, None)
-        if arriving is None:
+        if connection.wants_header:
             self._begin(connection, connection.header())
             return
+        arriving = self._arriving.pop(connection)
         connection.expect_header()
         if arriving.receiver is None:
             self._keep(arriving.key, arriving.frame, arriving.data)
@@ -287,9 +329,8 @@ class Wire:
         self._ring()
 
     def _begin(self, connection: Connection, frame: Frame) -> None:
-        if frame.kind is FrameKind.LEFT:
-            connection.left = True
-            connection.expect_header()
+        if frame.kind in (FrameKind.LEFT, FrameKind.RUNG):
+            connection.left = frame.kind is FrameKind.LEFT
             return
         if frame.kind is FrameKind.ENDED:
             self._ended(frame.round)
@@ -298,18 +339,30 @@ class Wire:
         place = None if receiver is None else receiver.place(frame)
         data = np.empty(frame.nbytes, np.uint8) if place is None else place
         refused = receiver is not None and place is None
-        self._arriving[connection.rank] = _Arriving(key, frame, data, receiver, refused)
+        self._arriving[connection] = _Arriving(connection, key, frame, data, receiver, refused)
         connection.expect(data)
 
     def _lose(self, connection: Connection) -> None:
         """Note that a connection has ended."""
         if not connection.closed:
             self._epoll.unregister(connection.number)
-            del self._by_number[connection.number]
+            del self._sockets[connection.number]
             connection.close()
-            if not connection.left:
+            if not (connection.left or self._left_by_pipe(connection.rank)):
                 self.lost.append(connection.rank)
             self._ring()
+
+    def _left_by_pipe(self, rank: int) -> bool:
+        """Take what a rank that has ended has left in its pipe; return whether it has announced its end there."""
+        if rank not in self._pipes:
+            return False
+        pipe, connection = self._pipes[rank]
+        while pipe.has_more():
+            while connection.receive():
+                self._take(connection)
+        connection.lost = True
+        connection.close()
+        return connection.left
 
     # ------------------------------------------------------------------------------------------------ the end
 
@@ -328,7 +381,7 @@ class Wire:
         end_s = time.monotonic() + _SAYING_S
         with self.lock:
             for connection in self._connections.values():
-                connection.send(Frame(0, number, 0, 0, kind), np.empty(0, np.uint8), _nothing)
+                connection.send(Frame(0, number, 0, 0, kind), _NOTHING, _nothing)
             while self.busy and time.monotonic() < end_s:
                 time.sleep(POLL_RESOLUTION_S)
                 for connection in self._connections.values():
@@ -336,13 +389,10 @@ class Wire:
 
     def _leave_to_parent(self) -> None:
         if forks.forked:
-            for connection in self._connections.values():
+            for connection in self._sockets.values():
                 connection.close()
+            self._pipes.clear()
             self._epoll.close()
-
-
-def _another(data: Array) -> Array:
-    return np.empty_like(data)
 
 
 def _nothing() -> None:
