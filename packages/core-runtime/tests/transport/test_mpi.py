@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from control_cases import drop_and_wait, form_groups_often, leave_early, open_many_lanes
 from in_jobs import ConformanceInJobs
-from piece_cases import in_small_pieces
+from piece_cases import by_rings, in_small_pieces
 
 from hocket.testing.job import Job
 from hocket.transport.mpiexec import find_mpiexec
@@ -35,6 +35,15 @@ class TestMPIInPieces(TestMPI):
 
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
         return super().run(size, in_small_pieces, body.__module__, body.__name__, list(args))
+
+
+class TestMPIByRings(TestMPI):
+    """What is summed between hosts."""
+
+    sizes = (2, 3, 4)
+
+    def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
+        return super().run(size, by_rings, body.__module__, body.__name__, list(args))
 
 
 def test_ranks_that_meet_in_different_places_say_who_is_where() -> None:

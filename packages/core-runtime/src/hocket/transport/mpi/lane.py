@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -10,14 +11,20 @@ from mpi4py import MPI
 
 from hocket.arrays import Array, as_bytes, is_same_memory
 from hocket.errors import TransportError
+from hocket.schedule.builders import ring_allreduce
 from hocket.transport.gathering import check_gathering, gathered
 from hocket.transport.host import HostPeer, ProcessLane, open_host_collectives
 from hocket.transport.lane import Mixer
 from hocket.transport.mpi.pieces import cut, cut_message, fits, together
 from hocket.transport.mpi.request import CallOrder, MPIRequest
+from hocket.transport.mpi.scheduled import ScheduledCall
+from hocket.transport.program import Program, program_on
 from hocket.transport.request import Request
 
 __all__ = ["MPILane", "gather_rows"]
+
+#: Between hosts an allreduce of so many bytes for each rank is a ring of messages.
+RING_SHARE_BYTES = 1 << 16
 
 
 class MPILane(ProcessLane):
@@ -25,48 +32,83 @@ class MPILane(ProcessLane):
 
     Args:
         capacity_bytes: as for `Peer.lane`; large collectives use shared memory where all ranks have one host.
+        between_hosts: whether its ranks have several hosts; the same on all of them.
 
     Attributes:
         order: the operations that have native calls left to make.
     """
 
-    def __init__(self, peer: HostPeer, comm: MPI.Comm, name: str, capacity_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        peer: HostPeer,
+        comm: MPI.Comm,
+        name: str,
+        capacity_bytes: int = 0,
+        *,
+        between_hosts: bool = False,
+    ) -> None:
         super().__init__(peer, name)
         self.order = CallOrder()
         self._comm = comm
         self._host = open_host_collectives(self, capacity_bytes)
-        self._tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1
+        # The lower half for the messages of rounds, the upper one for those of programs.
+        self._tags = (int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1) // 2
+        self._between_hosts = between_hosts
+        self._programs: dict[tuple[object, ...], Program] = {}
+        self._calls = itertools.count()
 
     def isend(self, data: Array, to: int, round: int) -> Request:
-        tag = round % self._tags
+        what = f"send to rank {self.peer.world_ranks[to]}, round {round}"
+        return self._send(what, data, to, round % self._tags)
 
+    def irecv(self, data: Array, source: int, round: int) -> Request:
+        what = f"receive from rank {self.peer.world_ranks[source]}, round {round}"
+        return self._receive(what, data, source, round % self._tags)
+
+    def _send_part(self, data: Array, to: int, number: int) -> Request:
+        """Send a message of a program, with its number among those of the lane."""
+        what = f"allreduce: send to rank {self.peer.world_ranks[to]}"
+        return self._send(what, data, to, self._tags + number % self._tags)
+
+    def _receive_part(self, data: Array, source: int, number: int) -> Request:
+        """Receive a message of a program, with its number among those of the lane."""
+        what = f"allreduce: receive from rank {self.peer.world_ranks[source]}"
+        return self._receive(what, data, source, self._tags + number % self._tags)
+
+    def _send(self, what: str, data: Array, to: int, tag: int) -> Request:
         def send(what: str, piece: Array) -> MPIRequest:
             begin = partial(self._comm.Isend, [piece, MPI.BYTE], to, tag)
             return MPIRequest(self, what, begin, piece, other=to)
 
-        return self._message(send, f"send to rank {self.peer.world_ranks[to]}, round {round}", data)
+        return self._message(send, what, data)
 
-    def irecv(self, data: Array, source: int, round: int) -> Request:
-        tag = round % self._tags
-
+    def _receive(self, what: str, data: Array, source: int, tag: int) -> Request:
         def receive(what: str, piece: Array) -> MPIRequest:
             begin = partial(self._comm.Irecv, [piece, MPI.BYTE], source, tag)
             return MPIRequest(self, what, begin, piece, other=source, receives=True)
 
-        return self._message(
-            receive, f"receive from rank {self.peer.world_ranks[source]}, round {round}", data
-        )
+        return self._message(receive, what, data)
 
     def iallreduce(self, send: Array, receive: Array) -> Request:
         shared = None if self._host is None else self._host.allreduce(send, receive)
         if shared is not None:
             return shared
+        if self._between_hosts and receive.nbytes >= self.size * RING_SHARE_BYTES:
+            return self._by_ring(send, receive)
         in_place = is_same_memory(send, receive)
 
         def begin(given: Array, got: Array) -> MPI.Request:
             return self._comm.Iallreduce(MPI.IN_PLACE if in_place else given, got, MPI.SUM)
 
         return self._in_order(begin, "allreduce", send, receive)
+
+    def _by_ring(self, send: Array, receive: Array) -> Request:
+        if not is_same_memory(send, receive):
+            np.copyto(receive, send)
+        build = partial(ring_allreduce, self.rank, self.size)
+        program = program_on(self._programs, "allreduce", receive, build)
+        number = next(self._calls)
+        return ScheduledCall(self, "allreduce", program, number, self._send_part, self._receive_part)
 
     def mixer(self, places: Sequence[tuple[Array, Array]]) -> Mixer | None:
         return None if self._host is None else self._host.mixer(places)
@@ -151,6 +193,7 @@ class MPILane(ProcessLane):
     def close(self) -> None:
         self.ibarrier().wait()
         self._comm.Free()
+        self._programs.clear()
         self._host = None  # which knows this lane: nothing keeps shared memory longer than it is needed
 
     def _message(self, begin: Callable[[str, Array], Request], what: str, data: Array) -> Request:

@@ -73,7 +73,7 @@ class MPIPeer(HostPeer):
         self._control = MPILane(self, comm, "control")
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
-        self._agree_on_call(f"opening {name}")
+        apart = self._agree_on_call(f"opening {name}", int(self.size > 1 and self.status.spans_hosts))
         try:
             comm, request = begun(self._control, f"opening {name}", self._comm.Idup)
             MPIRequest(self._control, f"opening {name}", lambda: request).wait()
@@ -81,7 +81,7 @@ class MPIPeer(HostPeer):
             raise
         except TransportError as error:
             raise TransportError(f"{error}: {_NO_COMMUNICATOR}") from error
-        return MPILane(self, comm, name, capacity_bytes)
+        return MPILane(self, comm, name, capacity_bytes, between_hosts=any(apart))
 
     def group(self, ranks: Sequence[int]) -> Peer | None:
         members = tuple(ranks)

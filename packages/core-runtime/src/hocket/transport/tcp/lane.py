@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from hocket.arrays import Array, as_bytes
+from hocket.arrays import Array, as_bytes, is_same_memory
 from hocket.schedule.builders import (
     binomial_broadcast,
     binomial_reduce,
@@ -22,12 +22,11 @@ from hocket.schedule.schedule import Schedule
 from hocket.transport.gathering import check_gathering, gathered
 from hocket.transport.host import HostPeer, open_host_collectives
 from hocket.transport.lane import Mixer
+from hocket.transport.program import NOTHING, Program, program_on
 from hocket.transport.request import Finished, Request
 from hocket.transport.tcp.request import (
-    NOTHING,
     CollectiveCall,
     GatherRequest,
-    Program,
     ReceiveRequest,
     TcpOperation,
     WireLane,
@@ -40,8 +39,6 @@ __all__ = ["TcpLane"]
 RING_BYTES = 1 << 16
 
 _SPACES = struct.Struct("<QQ")
-# A lane keeps this many programs, with their buffers: a session's exchanges use the same ones in every step.
-_MOST_PROGRAMS = 4
 
 
 class TcpLane(WireLane):
@@ -139,21 +136,11 @@ class TcpLane(WireLane):
             other: the root of a broadcast; None where all wait for all.
             keeps: whether `data` must stay unchanged: the schedule then works on a copy.
         """
-        address = data.__array_interface__["data"][0]
-        if given is not None and given.__array_interface__["data"][0] != address:
+        if given is not None and not is_same_memory(given, data):
             np.copyto(data, given)
         if self.size == 1:
             return Finished()
-        known = (what, address, data.nbytes, data.dtype)
-        program = self._programs.get(known)
-        if program is None or program.in_use:
-            work = np.empty_like(data) if keeps else data
-            program = Program(build(work), _word(f"{what} {data.dtype}[{data.size}]"), work)
-            while len(self._programs) >= _MOST_PROGRAMS:
-                del self._programs[next(iter(self._programs))]
-            self._programs[known] = program
-        if keeps:
-            np.copyto(program.data, data)
+        program = program_on(self._programs, what, data, build, copies=keeps)
         return CollectiveCall(self, what, program, next(self._rounds), other)
 
 

@@ -6,24 +6,21 @@ from functools import partial
 
 import numpy as np
 
-from hocket.arrays import Array, as_bytes
+from hocket.arrays import Array
 from hocket.errors import TransportError
-from hocket.schedule.firing import Firing
 from hocket.schedule.operations import Add, Receive, Send
-from hocket.schedule.schedule import Schedule
 from hocket.transport.gathering import gathered
 from hocket.transport.host import HostPeer, ProcessLane
 from hocket.transport.pending import PendingCall
+from hocket.transport.program import NOTHING, Program
 from hocket.transport.request import RANKS_DIVERGED, T_co
 from hocket.transport.tcp.connection import Frame, FrameKind
 from hocket.transport.tcp.wire import Key, Wire
 from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S
 
 __all__ = [
-    "NOTHING",
     "CollectiveCall",
     "GatherRequest",
-    "Program",
     "ReceiveRequest",
     "TcpOperation",
     "WireLane",
@@ -32,9 +29,6 @@ __all__ = [
 
 # The messages of one collective are numbered below this.
 _TAGS = 1 << 20
-
-#: The data of a message that has none.
-NOTHING = np.empty(0, np.uint8)
 
 
 class WireLane(ProcessLane):
@@ -208,28 +202,6 @@ class _Row:
         self._gathering.count_one()
 
 
-class Program:
-    """A schedule of messages for repeated use on the same buffers.
-
-    Args:
-        schedule: this rank's part.
-        call: a word on the call, equal on all ranks.
-        data: the buffer that it works on.
-    """
-
-    def __init__(self, schedule: Schedule, call: int, data: Array) -> None:
-        self.operations = schedule.operations
-        self.messages = [
-            as_bytes(op.data) if isinstance(op, Send | Receive) and op.data is not None else NOTHING
-            for op in schedule.operations
-        ]
-        self.firing = Firing(schedule)
-        self.trigger = next(i for i, op in enumerate(schedule.operations) if op.name == schedule.trigger)
-        self.call = call
-        self.data = data
-        self.in_use = False
-
-
 class CollectiveCall(TcpOperation):
     """One execution of a program.
 
@@ -249,9 +221,7 @@ class CollectiveCall(TcpOperation):
         self._round = round
         self._performing = False
         with lane.wire.lock:
-            program.in_use = True
-            program.firing.arm()
-            program.firing.finish(program.trigger)
+            program.begin()
             self._go_on()
 
     def finish_part(self, i: int) -> None:
@@ -283,7 +253,7 @@ class CollectiveCall(TcpOperation):
                     firing.finish(i)
         finally:
             self._performing = False
-        if len(firing.done) == len(self._program.operations) and not self._finished:
+        if self._program.over and not self._finished:
             self._program.in_use = False
             self.finish()
 
