@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -16,6 +17,8 @@ from hypothesis import Phase, settings
 
 from hocket.errors import UserError
 from hocket.training.startup import defer_dynamo
+
+pytest_plugins = ["hocket.testing.one_thread"]
 
 #: What tests need beyond pip, by its Debian package: whether it is there, and what the tests that lack it say.
 BEYOND_PIP: dict[str, tuple[Callable[[], bool], str]] = {
@@ -41,6 +44,12 @@ settings.load_profile("hocket")
 
 # The tests' own processes start a second earlier, too.
 defer_dynamo()
+
+
+def pytest_pycollect_makemodule(module_path: Path) -> None:
+    """Let tests import the modules beside them: with --import-mode=importlib they do not find them."""
+    if (folder := str(module_path.parent)) not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

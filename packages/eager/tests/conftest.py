@@ -1,8 +1,7 @@
-"""Fixtures of all tests of the package; modules beside the tests are found here, also by ranks that tests start."""
+"""Fixtures of all tests of the package."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,9 +9,6 @@ from pathlib import Path
 import pytest
 
 from hocket.testing.job import Job
-
-# With --import-mode=importlib they are not by themselves.
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session", params=[2, 5])

@@ -11,8 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from hypothesis import Phase, example, given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hocket
@@ -22,7 +20,7 @@ from hocket.compressor.ddp import ddp_comm_hook
 from hocket.errors import CompositionError
 from hocket.plan.plan import plan
 from hocket.plugin import default_registry
-from hocket.testing.account import LOOPS, MOVES, STEPPED_BY, WITH_VELOCITY, Move, check_account
+from hocket.testing.account import Move, check_account, for_any_loop
 from hocket.testing.memory import held_bytes
 from hocket.transport.hosts import parse_hosts
 from hocket.transport.network import NetworkModel
@@ -231,23 +229,11 @@ EXCHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
-@settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
-@example(LOOPS["twice"], "nesterov")
-@example(LOOPS["dropped"], "plain")
-@example(LOOPS["dropped"], "adam")
-@example(LOOPS["frozen"], "nesterov")
-@example(LOOPS["added"], "several")
-@example(LOOPS["added to a sum"], "plain")
-@example(LOOPS["added and dropped"], "plain")
-@example(LOOPS["added and zeroed"], "plain")
-@given(moves=MOVES, optimizer=st.sampled_from(sorted(STEPPED_BY)))
+@for_any_loop
 def test_the_account_holds_for_any_loop(name: str, moves: list[Move], optimizer: str) -> None:
     """With a velocity that is taken over it is the velocity's: that of SGD with momentum in one process."""
-    optimizers_of = STEPPED_BY[optimizer]
-    if "velocity" in name:
-        optimizers_of = WITH_VELOCITY.get(optimizer, WITH_VELOCITY["plain"])
     exchange = {"collective": "allreduce", "compressor": EXCHANGES[name], "segments": "layers"}
-    check_account({"gradients": [exchange]}, moves, optimizers_of)
+    check_account({"gradients": [exchange]}, moves, optimizer, velocity="velocity" in name)
 
 
 def test_gradients_that_are_kept_stay_as_they_were() -> None:

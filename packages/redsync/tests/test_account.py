@@ -6,21 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, example, given, settings
-from hypothesis import strategies as st
 
 import hocket
-from hocket.testing.account import (
-    LAYERS,
-    LOOPS,
-    MOVES,
-    STEPPED_BY,
-    WITH_VELOCITY,
-    Move,
-    Sums,
-    check_account,
-    sample,
-)
+from hocket.testing.account import LAYERS, Move, Sums, check_account, for_any_loop, sample
 
 SPARSE = "sparse_allreduce"
 SCALABLE = {"name": SPARSE, "algorithm": "scalable"}
@@ -70,18 +58,15 @@ EXCHANGES = {
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
-@settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
-@example(LOOPS["twice"], "nesterov")
-@example(LOOPS["dropped"], "plain")
-@example(LOOPS["frozen"], "adam")
-@example(LOOPS["added to a sum"], "plain")
-@example(LOOPS["added and dropped"], "several")
-@given(moves=MOVES, optimizer=st.sampled_from(sorted(STEPPED_BY)))
+@for_any_loop
 def test_the_account_holds_for_any_loop(name: str, moves: list[Move], optimizer: str) -> None:
-    optimizers_of = STEPPED_BY[optimizer]
-    if "velocity" in name:
-        optimizers_of = WITH_VELOCITY.get(optimizer, WITH_VELOCITY["plain"])
-    check_account({"gradients": EXCHANGES[name]}, moves, optimizers_of, of_sums=name == "quantised sums")
+    check_account(
+        {"gradients": EXCHANGES[name]},
+        moves,
+        optimizer,
+        velocity="velocity" in name,
+        of_sums=name == "quantised sums",
+    )
 
 
 @pytest.mark.parametrize("method", ["trimmed", "hybrid"])

@@ -1,17 +1,13 @@
-"""Fixtures of all tests of the package: modules beside them are found, and commands run in their process."""
+"""Fixtures of all tests of the package: commands run in their process."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from hocket.cli.main import main
-
-# With --import-mode=importlib the modules beside the tests are not found by themselves.
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
-"""Two ranks that carry out the tests' cases, and one thread."""
+"""Two ranks that carry out the tests' cases."""
 
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,9 +12,6 @@ import pytest
 from hocket.testing.job import Job
 
 HERE = Path(__file__).parent
-# With --import-mode=importlib the modules beside the tests are not found by themselves.
-sys.path.insert(0, str(HERE))
-
 # Without them nothing here can be imported.
 collect_ignore_glob = (
     [] if all(map(importlib.util.find_spec, ("transformers", "accelerate"))) else ["test_*.py"]

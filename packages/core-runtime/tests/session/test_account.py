@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, example, given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from toys import on_ranks
 
@@ -17,13 +15,11 @@ import hocket
 from hocket.session.step import account
 from hocket.testing.account import (
     LAYERS,
-    LOOPS,
-    MOVES,
-    STEPPED_BY,
     WITH_VELOCITY,
     Move,
     Sums,
     check_account,
+    for_any_loop,
     play,
     sample,
 )
@@ -72,24 +68,14 @@ EXCHANGES = {
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
-@settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
-@example(LOOPS["twice"], "nesterov")
-@example(LOOPS["dropped"], "plain")
-@example(LOOPS["dropped"], "adam")
-@example(LOOPS["frozen"], "nesterov")
-@example(LOOPS["added"], "several")
-@example(LOOPS["added to a sum"], "plain")
-@example(LOOPS["added and dropped"], "plain")
-@example(LOOPS["added and zeroed"], "plain")
-@given(moves=MOVES, optimizer=st.sampled_from(sorted(STEPPED_BY)))
+@for_any_loop
 def test_the_account_holds_for_any_loop(name: str, moves: list[Move], optimizer: str) -> None:
     """With a velocity that is taken over it is the velocity's: that of SGD with momentum in one process."""
     size = 3 if name in ("leaders", "gossip") else 2
-    optimizers_of = STEPPED_BY[optimizer]
-    if "velocity" in name:
-        optimizers_of = WITH_VELOCITY.get(optimizer, WITH_VELOCITY["plain"])
-    exchanged = {"gradients": EXCHANGES[name]}
-    check_account(exchanged, moves, optimizers_of, size=size, of_each="gossip" not in name)
+    of_each, velocity = "gossip" not in name, "velocity" in name
+    check_account(
+        {"gradients": EXCHANGES[name]}, moves, optimizer, velocity=velocity, size=size, of_each=of_each
+    )
 
 
 # ---- states that are too large to be copied in each round -----------------------------------------------------------

@@ -1,22 +1,23 @@
 """The account of an exchange of gradients as a test: contributed = applied + remembered.
 
-It holds whatever a loop does between steps. A plugin's test draws a loop, and names the strategy and the optimizer:
+It holds whatever a loop does between steps. A plugin's test gets loops, and names the strategy:
 
-    @settings(max_examples=5, deadline=None)
-    @given(moves=MOVES, optimizer=st.sampled_from(["plain", "adam"]))
+    @for_any_loop
     def test_the_account_holds(moves: list[Move], optimizer: str) -> None:
-        check_account(strategy, moves, STEPPED_BY[optimizer])
+        check_account(strategy, moves, optimizer)
 
 The gradients are the samples themselves, so that one process adds up what an optimizer steps by.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -27,14 +28,12 @@ from hocket.testing.session import inner_of
 
 __all__ = [
     "LAYERS",
-    "LOOPS",
-    "MOVES",
     "NUMEL",
-    "STEPPED_BY",
     "WITH_VELOCITY",
     "Move",
     "Sums",
     "check_account",
+    "for_any_loop",
     "play",
     "sample",
 ]
@@ -48,13 +47,13 @@ Move = tuple[str, tuple[int, ...], int]
 _USED = st.sets(st.integers(0, LAYERS - 1), min_size=1).map(lambda used: tuple(sorted(used)))
 _NAMES = ["backward"] * 4 + ["step"] * 4 + ["accumulate", "drop", "zero", "freeze", "thaw", "probe"]
 
-#: Strategies that draw loops; "zero" is followed by a backward, as nobody steps by zeros.
-MOVES = st.lists(st.tuples(st.sampled_from(_NAMES), _USED, st.integers(0, _LAST)), min_size=4, max_size=14)
+# "zero" is followed by a backward, as nobody steps by zeros.
+_MOVES = st.lists(st.tuples(st.sampled_from(_NAMES), _USED, st.integers(0, _LAST)), min_size=4, max_size=14)
 
 _ALL = (0, 1, 2)
 
-#: Loops as people write them, by name.
-LOOPS: Mapping[str, list[Move]] = {
+# Loops as people write them, by name.
+_LOOPS: Mapping[str, list[Move]] = {
     "twice": [
         ("backward", _ALL, 1),
         ("backward", (0, 1), 2),
@@ -146,8 +145,8 @@ def _several(model: Sums) -> list[torch.optim.Optimizer]:
     return [torch.optim.SGD([first], lr=1.0), torch.optim.SGD(others, lr=1.0)]
 
 
-#: Optimizers whose steps are the gradients', or that record them.
-STEPPED_BY: Mapping[str, Optimizers] = {
+# Optimizers whose steps are the gradients', or that record them.
+_STEPPED_BY: Mapping[str, Optimizers] = {
     "plain": lambda model: [torch.optim.SGD(model.parameters(), lr=1.0)],
     "several": _several,
     "adam": lambda model: [_Adam(model.parameters(), lr=0.1)],
@@ -160,6 +159,33 @@ WITH_VELOCITY: Mapping[str, Optimizers] = {
     "several": _several,
     "nesterov": lambda model: [torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5, nesterov=True)],
 }
+
+# Which optimizers step in which of these loops.
+_WRITTEN = (
+    ("twice", "nesterov"),
+    ("dropped", "plain"),
+    ("dropped", "adam"),
+    ("frozen", "nesterov"),
+    ("added", "several"),
+    ("added to a sum", "plain"),
+    ("added and dropped", "plain"),
+    ("added and zeroed", "plain"),
+)
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def for_any_loop(test: Test) -> Test:
+    """Call a test with the `moves` of loops that people write and of some that are drawn, and an `optimizer`'s name.
+
+    With HOCKET_CELLS=all in the environment many are drawn.
+    """
+    for name, optimizer in _WRITTEN:
+        test = example(moves=_LOOPS[name], optimizer=optimizer)(test)
+    drawn = given(moves=_MOVES, optimizer=st.sampled_from(sorted(_STEPPED_BY)))(test)
+    count = 50 if os.environ.get("HOCKET_CELLS") == "all" else 3
+    phases = [Phase.explicit, Phase.generate]
+    return settings(max_examples=count, deadline=None, derandomize=True, phases=phases)(drawn)
 
 
 def sample(number: int, rank: int) -> Tensor:
@@ -268,8 +294,9 @@ def _run(
 def check_account(
     strategy: Strategy | str | TreeView,
     moves: Sequence[Move],
-    optimizers_of: Optimizers,
+    optimizer: str,
     *,
+    velocity: bool = False,
     size: int = 2,
     of_each: bool = True,
     of_sums: bool = False,
@@ -280,12 +307,16 @@ def check_account(
     Args:
         strategy: a strategy with one way to exchange gradients.
         moves: the loop's moves.
-        optimizers_of: returns a model's optimizers.
+        optimizer: its name, as a test of loops gets it.
+        velocity: whether a compressor takes over the optimizer's momentum: the account is then the velocity's.
         size: the number of ranks.
         of_each: whether all ranks apply the same gradients; if not, the mean over ranks enters the account.
         of_sums: whether the account holds for each layer's sum alone, as with quantised messages.
         pace_s: seconds by which ranks are late, in turns.
     """
+    optimizers_of = _STEPPED_BY[optimizer]
+    if velocity:
+        optimizers_of = WITH_VELOCITY.get(optimizer, WITH_VELOCITY["plain"])
     ended = _run(strategy, size, moves, optimizers_of, pace_s)
     for own, _ in ended[1:] if of_each else ():
         torch.testing.assert_close(own, ended[0][0], rtol=1e-12, atol=1e-12)

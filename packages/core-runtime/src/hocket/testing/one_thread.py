@@ -1,20 +1,21 @@
-"""Fixtures of all tests of the package: one thread, as two give other bits."""
+"""A pytest plugin with which tests compute with one thread, as two give other bits.
+
+The topmost `conftest.py` loads it:
+
+    pytest_plugins = ["hocket.testing.one_thread"]
+"""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-# With --import-mode=importlib the modules beside the tests are not found by themselves.
-sys.path.insert(0, str(Path(__file__).parent))
-
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
+    """Set torch's number of threads to 1 for the time of a test."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,8 +1,0 @@
-"""The tests of this folder import its `..._cases`."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
