@@ -187,7 +187,10 @@ class Training:
 @cache
 def _forkserver() -> ForkServerContext:
     context = get_context("forkserver")
-    context.set_forkserver_preload(["torch"])
+    # What unpickling samples imports, once for all workers.
+    context.set_forkserver_preload(
+        ["torch", "numpy", "hocket.session.session", "hocket.session.save.checkpoint"]
+    )
     return context
 
 
