@@ -1,4 +1,4 @@
-"""Schedules that are valid and that are not, chains of schedules, and their text."""
+"""Schedules that are valid and that are not, and chains of schedules."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from hocket.schedule import (
     Schedule,
     ScheduleError,
     Send,
-    activation_broadcast,
     chain,
     recursive_doubling_allreduce,
-    render,
 )
 
 
@@ -99,14 +97,3 @@ def test_tags_do_not_depend_on_the_rank() -> None:
     for size in range(1, 18):
         parts = [recursive_doubling_allreduce(rank, size, np.zeros(1)) for rank in range(size)]
         assert len({part.num_tags for part in parts}) == 1
-
-
-def test_rendering() -> None:
-    lines = render(activation_broadcast(3, 4)).splitlines()
-    assert lines[0].split() == ["arrive", "trigger"]
-    assert lines[3].startswith("call 1")
-    assert lines[3].endswith("send a notice to rank 1, tag 1       after any of arrive, called 0")
-    assert "(last)" in lines[-1]
-    data = recursive_doubling_allreduce(0, 2, np.zeros(4))
-    assert "send 32 bytes to rank 1, tag 2" in render(data)
-    assert "add 32 bytes" in render(data)

@@ -16,7 +16,7 @@ from hocket.schedule.builders import (
     tree_allreduce,
 )
 from hocket.schedule.operations import Add, Compute, Gate, Logic, NoOp, Operation, Receive, Send
-from hocket.schedule.schedule import Schedule, ScheduleError, chain, render
+from hocket.schedule.schedule import Schedule, ScheduleError, chain
 
 __all__ = [
     "Schedule",
@@ -30,7 +30,6 @@ __all__ = [
     "Send",
     "Receive",
     "chain",
-    "render",
     "activation_broadcast",
     "allgather",
     "alltoall",

@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from hocket.arrays import Array
 from hocket.errors import HocketError, suggest
-from hocket.schedule.operations import Add, Compute, Gate, NoOp, Operation, Receive, Send
+from hocket.schedule.operations import Add, NoOp, Operation, Receive, Send
 
-__all__ = ["Schedule", "ScheduleError", "chain", "render"]
+__all__ = ["Schedule", "ScheduleError", "chain"]
 
 
 class ScheduleError(HocketError):
@@ -167,46 +166,3 @@ def _moved(operation: Operation, part: str, previous: tuple[str, ...], num_tags:
     if isinstance(moved, Send | Receive):
         moved = replace(moved, tag=moved.tag + num_tags)
     return moved
-
-
-def render(schedule: Schedule) -> str:
-    """Return a line for each operation: its name, its action, and its dependencies.
-
-    For instance `stage 0: send     send 64 bytes to rank 1, tag 2     after start`.
-    """
-    rows = [
-        (operation.name, _what(operation, schedule), _after(operation)) for operation in schedule.operations
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-
-
-def _what(operation: Operation, schedule: Schedule) -> str:
-    match operation:
-        case Send(data=data, to=to, tag=tag):
-            what = f"send {_content(data)} to rank {to}, tag {tag}"
-        case Receive(data=data, source=source, tag=tag):
-            what = f"receive {_content(data)} from rank {source}, tag {tag}"
-        case Compute():
-            what = "compute"
-        case Add(total=total):
-            what = f"add {total.nbytes} bytes"
-        case Gate():
-            what = "wait until open"
-        case _:
-            what = "trigger" if operation.name == schedule.trigger else "nothing"
-    return f"{what} (last)" if operation.name in schedule.last else what
-
-
-def _content(data: Array | None) -> str:
-    return "a notice" if data is None else f"{data.nbytes} bytes"
-
-
-def _after(operation: Operation) -> str:
-    if not operation.after:
-        return ""
-    how = f"{operation.logic.value} of " if len(operation.after) > 1 else ""
-    return f"after {how}{', '.join(operation.after)}"
