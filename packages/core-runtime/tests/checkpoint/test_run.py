@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,21 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return int(ended.value.code or 0)
 
     return hocket_run
+
+
+@pytest.fixture(scope="module")
+def made(hocket: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 7 steps that has ended, with a checkpoint."""
+    folder = tmp_path_factory.mktemp("made") / "RUN"
+    assert hocket("run", *ARGUMENTS, "steps=7", "--out", str(folder)).status == 0
+    return folder
+
+
+@pytest.fixture
+def ended(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it in the present folder."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(made, tmp_path / "RUN"))
 
 
 @pytest.fixture
@@ -79,7 +95,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 # Rows are written after step 50 and before: after the last checkpoint, within an epoch, and at its end.
-@pytest.mark.parametrize("step", [13, *(pytest.param(each, marks=pytest.mark.full) for each in (23, 60)), 51])
+@pytest.mark.parametrize("step", [*(pytest.param(each, marks=pytest.mark.full) for each in (13, 23, 60)), 51])
 def test_a_run_that_was_cut_off(
     step: int, run: Callable[..., int], cut_after: Callable[[int], None], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
@@ -141,40 +157,31 @@ def test_another_number_of_ranks(run: Callable[..., int], tmp_path: Path) -> Non
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
 def test_mistakes(
-    arguments: list[str], expected: str, run: Callable[..., int], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    arguments: list[str], expected: str, run: Callable[..., int], ended: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    assert run(*ARGUMENTS, "steps=7", "--out", "RUN") == 0
-    capfd.readouterr()
-    before = contents(tmp_path / "RUN")
+    before = contents(ended)
     assert run(*ARGUMENTS, "--out", "RUN", *arguments) == 2
     [message] = capfd.readouterr().err.splitlines()
     assert expected in message
-    assert contents(tmp_path / "RUN") == before
+    assert contents(ended) == before
 
 
 def test_results_are_replaced_where_that_is_asked_for(
-    run: Callable[..., int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    run: Callable[..., int], ended: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    shutil.rmtree(ended / "checkpoints")
     short = [*ARGUMENTS[:-1], "steps=7", "--out", "RUN"]
-    assert run(*short) == 0
-    before = contents(tmp_path / "RUN")
+    before = contents(ended)
     for more in ([], ["--dry-run"], ["batch_size=16"]):
-        capfd.readouterr()
         assert run(*short, *more) == 2
         assert capfd.readouterr().err == (
             "hocket: --out RUN holds the results of an earlier run: name another folder, or replace it with "
             "--overwrite\n"
         )
-    assert contents(tmp_path / "RUN") == before
+    assert contents(ended) == before
     assert run(*short, "--print-config") == 0
     assert run(*short, "batch_size=16", "--overwrite") == 0
-    assert yaml.safe_load((tmp_path / "RUN" / "config.yaml").read_text())["batch_size"] == 16
+    assert yaml.safe_load((ended / "config.yaml").read_text())["batch_size"] == 16
 
 
 def test_checkpoints_of_what_is_replaced_are_removed(run: Callable[..., int], tmp_path: Path) -> None:
@@ -184,15 +191,10 @@ def test_checkpoints_of_what_is_replaced_are_removed(run: Callable[..., int], tm
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000007"]
 
 
+@pytest.mark.usefixtures("ended")
 def test_another_recipe_than_the_folders_is_refused(
-    run: Callable[..., int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    run: Callable[..., int], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(*ARGUMENTS, "steps=7", "--out", "RUN") == 0
-    capfd.readouterr()
     assert run("sgd", "--out", "RUN", "--resume") == 2
     assert capfd.readouterr().err == (
         "hocket: RUN/config.yaml is a run of 'dpsgd', and 'sgd' is asked for: hocket resume RUN continues it, or name "

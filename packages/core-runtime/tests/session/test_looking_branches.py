@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +60,33 @@ def test_it_changes_nothing(branch: str, what: str, tmp_path: Path) -> None:
         "receive": lambda session: session.inner.receive(),
     }
 
-    def run(rank: int, *, looking: bool) -> tuple[Tensor, Tensor]:
+    for one, other in zip(trained(branch, looks[what]), without_looking(branch), strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+
+
+def trained(branch: str, look: Look) -> list[tuple[Tensor, Tensor]]:
+    """Return each rank's parameters after a training in which ranks look after every other batch, and their mean."""
+
+    def run(rank: int) -> tuple[Tensor, Tensor]:
         model = mlp(rank)
         optimizer = sgd(model)
         with hocket.attach(model, optimizer, ALL[branch]()) as session:
             for number, batch in enumerate(session.data(batches(rank, 9 - rank))):
                 step(model, optimizer, batch)
-                if looking and number % 2:
-                    looks[what](session)
+                if number % 2:
+                    look(session)
             session.settle()
-            trained = flat(model)
+            own = flat(model)
             session.consensus()
-        return trained, flat(model)
+        return own, flat(model)
 
-    looked, plain = (on_ranks(3, partial(run, looking=looking)) for looking in (True, False))
-    for one, other in zip(looked, plain, strict=True):
-        assert torch.equal(one[0], other[0])
-        assert torch.equal(one[1], other[1])
+    return on_ranks(3, run)
+
+
+@cache
+def without_looking(branch: str) -> list[tuple[Tensor, Tensor]]:
+    return trained(branch, lambda _: None)
 
 
 @each

@@ -119,9 +119,14 @@ def test_backward_hides_all_but_the_last_layer_s_exchange(train: Train) -> None:
 
 
 @pytest.mark.parametrize(
-    "segments", ["layers", "{name: bytes, size_mb: 100}", "{name: bytes, size_mb: 0.04}"]
+    ("segments", "step_s"),
+    [
+        ("layers", 0.02),
+        ("layers", 0.06),
+        ("{name: bytes, size_mb: 100}", 0.06),
+        ("{name: bytes, size_mb: 0.04}", 0.02),
+    ],
 )
-@pytest.mark.parametrize("step_s", [0.02, 0.06])
 def test_backward_hides_as_much_as_is_predicted(segments: str, step_s: float, train: Train) -> None:
     """A single segment is sent when backward has ended: of it nothing is hidden."""
     override = f"gradients.0.segments={segments}"
