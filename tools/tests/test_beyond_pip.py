@@ -31,7 +31,7 @@ def test_that_is_left_out(): ...
 """
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [pytest.param(False, marks=pytest.mark.full), True])
 def test_what_is_not_there_is_told_once(strict: bool, tmp_path: Path) -> None:
     text = (ROOT / "conftest.py").read_text().replace("/usr/lib/bible.data", "/nowhere")
     text = text.replace("torch.cuda.is_available()", "False")
