@@ -176,9 +176,9 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def for_any_loop(test: Test) -> Test:
-    """Call a test with the `moves` of loops that people write and of some that are drawn, and an `optimizer`'s name.
+    """Call a test for each of some loops, with the loop's `moves` and an `optimizer`'s name.
 
-    With HOCKET_CELLS=all in the environment many are drawn.
+    They are loops that people write, and a few that are drawn; with HOCKET_CELLS=all in the environment many are.
     """
     for name, optimizer in _WRITTEN:
         test = example(moves=_LOOPS[name], optimizer=optimizer)(test)
