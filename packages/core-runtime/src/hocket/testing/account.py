@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from hypothesis import Phase, example, given, settings
@@ -172,7 +172,7 @@ _WRITTEN = (
     ("added and zeroed", "plain"),
 )
 
-Test = TypeVar("Test", bound=Callable[..., None])
+Test = Callable[..., None]
 
 
 def for_any_loop(test: Test) -> Test:
