@@ -181,7 +181,16 @@ def test_runs_of_other_code_are_not_mixed_silently(
     (tmp_path / "coded.py").write_text(task)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    command = ("sweep", "sgd", "task=coded:Coded", "steps=3", *SHORT[1:], "--out", "out")
+    command = (
+        "sweep",
+        "sgd",
+        "task=coded:Coded",
+        "steps=3",
+        "compute={step_s: 0.01}",
+        *SHORT[1:],
+        "--out",
+        "out",
+    )
     assert hocket(*command, "seed=1,2").err == ""
     assert "seed=1: has ended before" in hocket(*command, "seed=1,2").out
     (tmp_path / "coded.py").write_text(task.replace("pass", "x = 1"))
