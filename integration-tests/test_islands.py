@@ -6,6 +6,7 @@ The oracle is a virtual rank for each island, with the whole model and all that 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from islands.cases import CASES, full, make, run_whole
+from islands.cases import CASES, WIDE, full, make, run_whole
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import hocket
@@ -21,14 +22,14 @@ import hocket
 RANKS = Path(__file__).parent / "islands" / "ranks.py"
 
 
-def started(folder: Path, module: str, ranks: int) -> None:
+def started(folder: Path, module: str, ranks: int, *names: str) -> None:
     """Run a module of `islands` on ranks to their end."""
     job = subprocess.run(
-        [sys.executable, str(RANKS), str(folder), module, str(ranks)],
+        [sys.executable, str(RANKS), str(folder), module, str(ranks), *names],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=400,
         check=False,
     )
     assert job.returncode == 0, job.stdout + job.stderr
@@ -37,13 +38,33 @@ def started(folder: Path, module: str, ranks: int) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("islands")
-    started(folder, "trained", 4)
+    started(folder, "trained", 4, *(name for name, case in CASES.items() if case.often))
     return folder
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.fixture(scope="module")
+def trained_too(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("more islands")
+    started(folder, "trained", 4, *(name for name, case in CASES.items() if not case.often))
+    started(folder, "trained", 8)
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.often])
 def test_as_whole_models(name: str, trained: Path) -> None:
-    case = CASES[name]
+    compare(name, trained)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [name for name, case in (CASES | WIDE).items() if not case.often])
+def test_more_as_whole_models(name: str, trained_too: Path) -> None:
+    compare(name, trained_too)
+
+
+def compare(name: str, trained: Path) -> None:
+    """Compare what islands have come to with whole models."""
+    case = (CASES | WIDE)[name]
     islands = range(case.shape[0])
     shards = [torch.load(trained / f"{name}.{island}.pt", weights_only=True) for island in islands]
     wholes = hocket.virtual(len(islands)).run(lambda: run_whole(case, hocket.join().rank))
@@ -54,6 +75,7 @@ def test_as_whole_models(name: str, trained: Path) -> None:
         assert apart(given["restored"], given["own"]) == 0
         assert given["distance"] == pytest.approx(expected["distance"], rel=1e-6, abs=bound)
         assert given["skipped"] == expected["skipped"]
+        assert given["bytes"] < 0.8 * expected["bytes"]
 
 
 def apart(given: dict[str, Any], expected: dict[str, Any]) -> float:
@@ -80,3 +102,21 @@ def test_checkpoints(tmp_path: Path) -> None:
     load(state, checkpoint_id=tmp_path / "torch", no_dist=True)
     whole.load_state_dict(state["model"])
     assert apart(full(whole), mean) == 0
+
+
+@pytest.mark.parametrize(
+    "starter",
+    [
+        ("torch.distributed.run", "--standalone", "--nproc-per-node", "4"),
+        pytest.param(("hocket", "launch", "-n", "4", "--transport", "mpi"), marks=pytest.mark.mpi),
+    ],
+    ids=["torchrun", "mpi"],
+)
+def test_the_script_of_the_page(starter: tuple[str, ...], tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs/islands.md").read_text()
+    script = tmp_path / "train.py"
+    script.write_text(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[0])
+    command = [sys.executable, "-m", *starter, str(script)]
+    job = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert "2 islands of 2 ranks (shard 2): 0-1, 2-3; each rank reads 1 of 4 shares" in job.stderr, job.stderr
+    assert float(re.findall(r"accuracy ([0-9.]+)", job.stdout)[0]) > 0.85

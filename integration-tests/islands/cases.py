@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,15 +13,15 @@ from torch.nn import functional as F
 
 import hocket
 
-__all__ = ["CASES", "Case", "Net", "batch", "batches_of", "full", "make", "run", "run_whole", "train"]
+__all__ = ["CASES", "WIDE", "Case", "Net", "batch", "batches_of", "full", "make", "run", "run_whole", "train"]
 
 SAMPLES = 4
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 10) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 10), nn.Linear(10, 8)
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, width), nn.Linear(width, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         h: Tensor = x + self.down(torch.tanh(self.up(self.norm(x))))
@@ -61,6 +62,23 @@ class Net(nn.Module):
         return y
 
 
+class Tokens(nn.Module):
+    """A model of sequences, whose norms sequence parallelism shards along the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(12, 8)
+        self.blocks = nn.ModuleList([Block(width=16), Block(width=16)])
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 12, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embedding(x)
+        for block in self.blocks:
+            h = block(h)
+        y: Tensor = self.head(self.norm(h)).flatten(0, 1)
+        return y
+
+
 @dataclass(frozen=True)
 class Case:
     """One training.
@@ -78,9 +96,10 @@ class Case:
         seeds: whether islands begin with different values.
         attach: more arguments of `hocket.attach`.
         nan: the share and the step whose batch holds NaN; None for none.
+        often: whether it is tried with each change, not in full runs alone.
     """
 
-    strategy: Sequence[str]
+    strategy: Sequence[Any]
     shape: tuple[int, ...] = (2, 2)
     style: str = "nested"
     optimizer: str = "sgd"
@@ -92,6 +111,7 @@ class Case:
     seeds: bool = False
     attach: dict[str, Any] = field(default_factory=dict)
     nan: tuple[int, int] | None = None
+    often: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -100,58 +120,109 @@ class Case:
     @property
     def shares(self) -> int:
         """Return the number of batches that an island reads in a step."""
-        return 1 if self.style == "tp" else self.shape[1]
+        return (
+            1
+            if self.style in ("tp", "sp")
+            else math.prod(self.shape[1:]) // (2 if "fsdp" in self.style else 1)
+        )
+
+    @property
+    def of_tokens(self) -> bool:
+        """Tell whether its model is one of sequences."""
+        return self.style.endswith(("sp", "tokens"))
 
 
 DILOCO = ("diloco", "parameters.0.every=2")
 
 CASES = {
     "sgd": Case(["sgd"]),
-    "sgd, root alone": Case(["sgd"], style="root", double=False),
+    "sgd, root alone": Case(["sgd"], style="root", double=False, often=True),
     "sgd, resharded never": Case(["sgd"], style="kept"),
     "sgd, accumulated": Case(["sgd"], accumulate=1),
-    "sgd, accumulated without FSDP's messages": Case(["sgd"], accumulate=1, style="nested, no sync"),
+    "sgd, accumulated without FSDP's messages": Case(
+        ["sgd"], accumulate=1, style="nested, no sync", often=True
+    ),
     "sgd, uneven": Case(["sgd"], uneven=(6, 6, 6, 4)),
-    "sgd, an island with fewer": Case(["sgd"], uneven=(4, 4, 6, 6)),
-    "sgd, NaN": Case(["sgd"], nan=(3, 2), attach={"on_nonfinite": "skip"}),
-    "agd by layers, clipped": Case(["agd", "gradients.0.segments=layers"], clip=0.05),
+    "sgd, an island with fewer": Case(["sgd"], uneven=(4, 4, 6, 6), often=True),
+    "sgd, NaN": Case(["sgd"], nan=(3, 2), attach={"on_nonfinite": "skip"}, often=True),
+    "agd by layers, clipped": Case(["agd", "gradients.0.segments=layers"], clip=0.05, often=True),
     "agd by bytes, AdamW": Case(
         ["agd", "gradients.0.segments={name: bytes, size_mb: 0.001}"], optimizer="adamw", seeds=True
     ),
     "dpsgd": Case(["dpsgd", "parameters.0.segments=layers"], seeds=True, attach={"initial": "keep"}),
     "sgp": Case(["sgp"], seeds=True, attach={"initial": "keep"}),
-    "overlap_sgp": Case(["overlap_sgp"]),
-    "periodic_average": Case(["periodic_average", "parameters.0.every=2"], optimizer="fused", double=False),
+    "overlap_sgp": Case(["overlap_sgp"], often=True),
+    "periodic_average": Case(
+        ["periodic_average", "parameters.0.every=2"], optimizer="fused", double=False, often=True
+    ),
     "diloco": Case(DILOCO, steps=7),
-    "diloco, AdamW, clipped": Case(DILOCO, optimizer="foreach", clip=0.05, style="root", steps=5),
-    "diloco, uneven": Case(DILOCO, uneven=(6, 5, 6, 6), clip=0.05),
+    "diloco, AdamW, clipped": Case(DILOCO, optimizer="foreach", clip=0.05, style="root", steps=5, often=True),
+    "diloco, uneven": Case(DILOCO, uneven=(6, 5, 6, 6), clip=0.05, often=True),
     "diloco, NaN": Case(DILOCO, nan=(3, 2), attach={"on_nonfinite": "skip"}),
     "diloco, float32": Case(DILOCO, double=False),
-    "diloco.streaming": Case(["diloco.streaming", "parameters.0.every=8"], steps=20),
-    "powersgd": Case(["powersgd"]),
+    "diloco.streaming": Case(["diloco.streaming", "parameters.0.every=8"], steps=20, often=True),
+    "powersgd": Case(["powersgd"], often=True),
     "redsync": Case(["redsync"]),
     "diloco behind synchronous steps": Case([*DILOCO, "synchronous_steps=3"], steps=8),
-    "sgd, tensor parallel": Case(["sgd"], style="tp", clip=0.05),
+    "sgd, tensor parallel": Case(["sgd"], style="tp", clip=0.05, often=True),
     "dpsgd, tensor parallel": Case(["dpsgd"], style="tp"),
-    "diloco, tensor parallel": Case(DILOCO, style="tp", optimizer="adamw"),
+    "diloco, tensor parallel": Case(DILOCO, style="tp", optimizer="adamw", often=True),
+    # After step 4 nobody moves the second half of the embedding, whose outer momentum goes on with the first half's.
+    "diloco, a shard at rest": Case(DILOCO, style="tokens", optimizer="plain", steps=8, often=True),
     "diloco over gloo": Case(DILOCO, attach={"lanes": "gloo"}),
 }
 
+PUSH_SUM = {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed"}
+GROUPS = ("gradients.0.over.by=null", "gradients.0.over.size=2")
+
+#: On 8 ranks: four islands that differ, and islands of four ranks.
+_BETWEEN_FOUR: dict[str, Sequence[Any]] = {
+    "dpsgd": ["dpsgd"],
+    "sgp": ["sgp"],
+    "overlap_sgp": ["overlap_sgp"],
+    "push-sum": [{"gradients": [], "parameters": [PUSH_SUM]}],
+    "push-sum, delayed": [{"gradients": [], "parameters": [{**PUSH_SUM, "delay": 1}]}],
+    "hierarchical_sgd": ["hierarchical_sgd", *GROUPS],
+    "diloco.two_level": ["diloco.two_level", *GROUPS, "parameters.0.every=2"],
+    "diloco.noloco": ["diloco.noloco", "parameters.0.every=2"],
+    "crossover": ["crossover", "parameters.0.overlap=none"],
+    "gossipgrad without samples": ["gossipgrad", "samples=null", "parameters.0.overlap=none"],
+}
+WIDE = {
+    f"four islands, {name}": Case(strategy, shape=(4, 2), steps=7) for name, strategy in _BETWEEN_FOUR.items()
+}
+for kind, sizes in (("hsdp", (2, 2, 2)), ("fsdp tp", (2, 2, 2)), ("fsdp sp", (2, 2, 2)), ("sp", (2, 4))):
+    WIDE |= {
+        f"{kind}, {name}": Case(strategy, shape=sizes, style=kind, clip=clip, steps=5)
+        for name, strategy, clip in (
+            ("sgd", ["sgd"], 0.05),
+            ("agd", ["agd"], 0.0),
+            ("dpsgd", ["dpsgd"], 0.0),
+            ("diloco", DILOCO, 0.05),
+        )
+    }
+WIDE["hsdp, uneven"] = Case(["sgd"], shape=(2, 2, 2), style="hsdp", uneven=(6, 6, 6, 4, 5, 6, 6, 6))
+WIDE["fsdp tp, uneven"] = Case(["sgd"], shape=(2, 2, 2), style="fsdp tp", uneven=(6, 5, 6, 4))
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "plain": lambda p: torch.optim.SGD(p, lr=0.1),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
     "foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
     "fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
 }
 
 
-def make(case: Case, island: int) -> Net:
+def make(case: Case, island: int) -> Net | Tokens:
     torch.manual_seed(7 + island * case.seeds)
-    return Net(odd=case.style != "tp").to(case.dtype)
+    return (Tokens() if case.of_tokens else Net(odd="tp" not in case.style)).to(case.dtype)
 
 
 def batch(case: Case, step: int, share: int, samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1000 * step + share)
+    if case.of_tokens:
+        x = torch.randint(0, 12 if step < 4 else 6, (samples, 4), generator=generator)
+        return x, torch.randint(0, 12, (samples * 4,), generator=generator)
     x = torch.randn(samples, 6, generator=generator, dtype=torch.float64).to(case.dtype)
     if case.nan == (share, step):
         x[1, 2] = torch.nan
@@ -199,7 +270,7 @@ def train(
 def run(case: Case, model: nn.Module, data: Any, weight: Any = None) -> dict[str, Any]:
     """Train a model that is sharded, or whole; return what the replica came to."""
     optimizer = OPTIMIZERS[case.optimizer](list(model.parameters()))
-    probe = batch(Case(["sgd"], double=case.double), 99, 0)[0]
+    probe = batch(case, 99, 0)[0]
     with hocket.attach(model, optimizer, hocket.compose(*case.strategy), **case.attach) as session:
         data = data(session) if callable(data) else data
         train(case, session, optimizer, data, weight)

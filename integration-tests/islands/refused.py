@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn import functional as F
 
 import hocket
-from hocket.errors import AttachError, SessionError
+from hocket.errors import AttachError, NonFiniteError, SessionError
 from islands.cases import Case, batch, make
 from islands.trained import shard
 
@@ -26,6 +26,7 @@ def main(folder: Path, names: list[str]) -> None:
     refused_strategies(mesh["shard"])
     refused_models(mesh)
     refused_steps(mesh["shard"])
+    nan_in_a_shard(mesh["shard"])
     warned(init_device_mesh("cpu", (4,), mesh_dim_names=("shard",)))
 
 
@@ -75,6 +76,20 @@ def refused_steps(mesh: Any) -> None:
     session = hocket.attach(model, sgd(model), "sgd")
     with pytest.raises(AttachError, match="SGD steps with a closure"):
         session.optimizer.step(lambda: F.cross_entropy(model(x), y).item())
+    session.inner.abandon()
+
+
+def nan_in_a_shard(mesh: Any) -> None:
+    """A rank whose shard is about to be sent with NaN is named, and so is the parameter."""
+    model = shard(make(CASE, 0), mesh, "nested")
+    session = hocket.attach(model, sgd(model), "dpsgd")
+    x, y = batch(CASE, 0, session.data_rank)
+    F.cross_entropy(model(x), y).backward()
+    with torch.no_grad():
+        bias: Any = model.head.bias  # type: ignore[union-attr]
+        bias.to_local().fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match=rf"parameter head.bias .*of rank {session.rank} is NaN"):
+        session.optimizer.step()
     session.inner.abandon()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,38 +10,77 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
-from islands.cases import CASES, batches_of, make, run
+from islands.cases import CASES, WIDE, batches_of, make, run
 
 
 def main(folder: Path, names: list[str]) -> None:
-    meshes: dict[str, DeviceMesh] = {}
+    meshes: dict[tuple[tuple[str, ...], tuple[int, ...]], DeviceMesh] = {}
     rank, size = distributed.get_rank(), distributed.get_world_size()
-    for name, case in CASES.items():
-        if names and name not in names:
+    for name, case in (CASES | WIDE).items():
+        if (names and name not in names) or math.prod(case.shape) != size:
             continue
-        inside = "tp" if case.style == "tp" else "shard"
-        shape = (size // case.shape[1], case.shape[1])
-        if inside not in meshes:
-            meshes[inside] = init_device_mesh("cpu", shape, mesh_dim_names=("island", inside))[inside]
-        island = rank // shape[1]
-        model = shard(make(case, island), meshes[inside], case.style)
+        inside = INSIDE.get(case.style, ("shard",))
+        if (inside, case.shape) not in meshes:
+            world = init_device_mesh("cpu", case.shape, mesh_dim_names=("island", *inside))
+            meshes[inside, case.shape] = world[inside]
+        of_island = size // case.shape[0]
+        island = rank // of_island
+        model = shard(make(case, island), meshes[inside, case.shape], case.style)
         came_to = run(case, model, lambda session, case=case: batches_of(case, session.data_rank))
-        if rank % shape[1] == 0:
+        if rank % of_island == 0:
             torch.save(came_to, folder / f"{name}.{island}.pt")
+
+
+#: The names of an island's dimensions, by style.
+INSIDE = {
+    "tp": ("tp",),
+    "sp": ("tp",),
+    "hsdp": ("rep", "shard"),
+    "fsdp tp": ("shard", "tp"),
+    "fsdp sp": ("shard", "tp"),
+}
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, style: str) -> nn.Module:
     """Shard a model over an island's mesh."""
-    if style == "tp":
-        plan: dict[str, Any] = {}
-        for number in range(2):
-            plan |= {f"blocks.{number}.up": ColwiseParallel(), f"blocks.{number}.down": RowwiseParallel()}
-        return parallelize_module(model, mesh, plan)
+    if style in ("tp", "sp"):
+        return parallelize_module(model, mesh, plan_of(style))
+    if style.startswith("fsdp "):
+        parallelize_module(model, mesh["tp"], plan_of(style))
+        mesh = mesh["shard"]
     reshards = False if style == "kept" else None
     if style != "root":
         for block in model.blocks:  # type: ignore[union-attr]
             fully_shard(block, mesh=mesh, reshard_after_forward=reshards)
     fully_shard(model, mesh=mesh, reshard_after_forward=reshards)
     return model
+
+
+def plan_of(style: str) -> dict[str, Any]:
+    """Return a plan of tensor parallelism, with the sequence sharded where the style says so."""
+    if not style.endswith("sp"):
+        names = ((f"blocks.{number}.up", f"blocks.{number}.down") for number in range(2))
+        return {
+            key: value
+            for up, down in names
+            for key, value in ((up, ColwiseParallel()), (down, RowwiseParallel()))
+        }
+    along = Shard(1)
+    plan: dict[str, Any] = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=along),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=along, output_layouts=Replicate()),
+    }
+    for number in range(2):
+        plan[f"blocks.{number}.norm"] = SequenceParallel()
+        plan[f"blocks.{number}.up"] = ColwiseParallel(input_layouts=along)
+        plan[f"blocks.{number}.down"] = RowwiseParallel(output_layouts=along)
+    return plan

@@ -112,6 +112,11 @@ class EngineSession(ABC):
         self._warned_unreached = self._warned_of_age = False
 
     @property
+    def num_replicas(self) -> int:
+        """Return the number of replicas of the model, among which the strategy exchanges."""
+        return self.data_size // self.island.shares
+
+    @property
     def optimizer(self) -> Optimizer:
         """Return the attached optimizer; the first of several."""
         return self.optimizers.called[0]
@@ -222,7 +227,7 @@ class EngineSession(ABC):
     def warn_unreached(self, steps: int) -> None:
         """Warn of phases and exchanges that `steps` steps never reach, or lose; once a session."""
         if self.is_main and steps and not self._warned_unreached:
-            for warning in unreached(self.strategy, steps, self.data_size):
+            for warning in unreached(self.strategy, steps, self.num_replicas):
                 _log.warning(warning)
         self._warned_unreached = True
 

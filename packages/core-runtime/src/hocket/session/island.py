@@ -42,6 +42,7 @@ class Island:
         shares: number of different batches that the island's ranks read in a step.
         gathers: whether FSDP gathers the parameters, and adds to their gradients by itself.
         places: by rank of the session, its place in its island; empty if all hold whole models.
+        members: the session's ranks in this rank's column, by island; empty if all hold whole models.
         described: the islands in words; empty if all hold whole models.
     """
 
@@ -53,6 +54,7 @@ class Island:
     shares: int = 1
     gathers: bool = False
     places: tuple[int, ...] = ()
+    members: tuple[int, ...] = ()
     described: str = ""
     _lane: Lane | None = field(init=False, repr=False, default=None)
 
@@ -106,6 +108,10 @@ class Island:
     def any_of(self, values: Sequence[bool]) -> Sequence[bool]:
         """Return of each value whether it is true on any rank of the island; collective there."""
         return values if self._lane is None else [total != 0 for total in self.sum(values)]
+
+    def in_session(self, ranks: Sequence[int]) -> Sequence[int]:
+        """Return the session's numbers of ranks of the column."""
+        return [self.members[rank] for rank in ranks] if self.members else ranks
 
     def holders(self, parameter: Tensor) -> int:
         """Return the number of the island's ranks that hold the same part of a parameter."""
@@ -186,7 +192,8 @@ def find_island(peer: Peer, mesh: DeviceMesh, model: nn.Module, same_samples: Se
     place, ranks = next((ranks.index(peer.rank), ranks) for ranks in islands if peer.rank in ranks)
     share, shares = _share(mesh, _together(mesh, model, same_samples))
     number = islands.index(ranks)
-    own, column = peer.group(ranks), peer.group([ranks[place] for ranks in islands])
+    members = tuple(ranks[place] for ranks in islands)
+    own, column = peer.group(ranks), peer.group(members)
     assert own is not None
     assert column is not None
     places = {rank: place for ranks in islands for place, rank in enumerate(ranks)}
@@ -199,6 +206,7 @@ def find_island(peer: Peer, mesh: DeviceMesh, model: nn.Module, same_samples: Se
         shares,
         bool(fsdp_modules(model)),
         tuple(places[rank] for rank in range(peer.size)),
+        members,
         f"{len(islands)} islands of {len(ranks)} ranks ({_named(mesh)}): {listed}; each rank reads 1 of "
         f"{len(islands) * shares} shares of the samples",
     )

@@ -300,7 +300,7 @@ class PhaseOpener:
         assert part is not None
         opened = ActiveExchange(
             exchange,
-            part,
+            self._island.in_session(part),
             peer,
             segments,
             channel,
