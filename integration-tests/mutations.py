@@ -25,6 +25,7 @@ CORE = "packages/core-runtime/src/hocket"
 TESTS = "packages/core-runtime/tests"
 CELLS = ("integration-tests/test_cells.py", "-k")
 RECIPES = ("integration-tests/test_recipes.py", "-k")
+ISLANDS = ("integration-tests/test_islands.py", "-k")
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,34 @@ MUTATIONS = [
           f"{TESTS}/session/test_tokens_and_scalers.py"),
     _core("contributions that depend on a scaler", "session/step/gradients.py", "self._factor / self._loss_scale)",
           "self._factor)", f"{TESTS}/session/test_tokens_and_scalers.py"),
+    _core("a consensus that leaves gathered parameters", "session/replica_session.py",
+          "                        self.storage.forget_gathered()\n", "                        pass\n",
+          *ISLANDS, "as_whole and root"),
+    _core("a merge under gathered parameters", "segment/shard_storage.py",
+          "            self.forget_gathered()\n            super()", "            super()", *ISLANDS, "alone"),
+    _core("partial sums taken for gradients", "segment/shards.py",
+          "if given.placements != self.whole.placements:", "if False:", *ISLANDS, "as_whole and sp"),
+    _core("an island's batches that count alike", "session/step/island_weights.py",
+          "return output if own == 1.0 else _weighed(output, own)", "return output", *ISLANDS, "as_whole and uneven"),
+    _core("parts that two ranks hold, counted twice", "session/island.py", "return self.size // parts", "return 1",
+          *ISLANDS, "as_whole and parallel"),
+    _core("NaN that only its column hears of", "session/step/gradients.py",
+          "self._island.any(any(trailer[NONFINITE] != 0 for trailer in trailers))",
+          "any(trailer[NONFINITE] != 0 for trailer in trailers)", *ISLANDS, "as_whole and NaN"),
+    _core("NaN that only its shard hears of", "session/step/nonfinite.py", "self._island.any(bool(names))",
+          "bool(names)", *ISLANDS, "as_whole and NaN"),
+    _core("a shard that rests while others move", "session/exchange/outer.py",
+          "moved = self._island.any_of(", "moved = list(", *ISLANDS, "as_whole and rest"),
+    _core("shards that torch has moved", "segment/shard_storage.py",
+          "bound.parameter.data = local(whole).detach()", "pass", *ISLANDS, "alone"),
+    _core("a kept gradient of shards that is overwritten", "segment/shards.py",
+          "    made._local_tensor = part\n", "", *ISLANDS, "alone"),
+    _core("optimizer state that is loaded as plain shards", "session/step/loaded_state.py",
+          "saved = _of_wholes(optimizer, saved)", "pass", *ISLANDS, "checkpoints"),
+    _core("the mean of other places' shards", "session/save/checkpoint.py",
+          "if saved_place == place]", "if True]", *ISLANDS, "checkpoints"),
+    _core("an island that is another mesh's", "session/island.py", "if not set(_ranks_of(mesh)) <= ranks:",
+          "if False:", *ISLANDS, "refused"),
 ]  # fmt: skip
 
 

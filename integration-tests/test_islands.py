@@ -36,9 +36,12 @@ def started(folder: Path, module: str, ranks: int, *names: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """Train the cases that are chosen, in one launch."""
     folder = tmp_path_factory.mktemp("islands")
-    started(folder, "trained", 4, *(name for name, case in CASES.items() if case.often))
+    chosen = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    names = [item.callspec.params["name"] for item in chosen if item.originalname == "test_as_whole_models"]
+    started(folder, "trained", 4, *names)
     return folder
 
 

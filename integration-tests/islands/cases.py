@@ -158,7 +158,7 @@ CASES = {
     "diloco": Case(DILOCO, steps=7),
     "diloco, AdamW, clipped": Case(DILOCO, optimizer="foreach", clip=0.05, style="root", steps=5, often=True),
     "diloco, uneven": Case(DILOCO, uneven=(6, 5, 6, 6), clip=0.05, often=True),
-    "diloco, NaN": Case(DILOCO, nan=(3, 2), attach={"on_nonfinite": "skip"}),
+    "diloco, NaN": Case(DILOCO, nan=(3, 2), attach={"on_nonfinite": "skip"}, often=True),
     "diloco, float32": Case(DILOCO, double=False),
     "diloco.streaming": Case(["diloco.streaming", "parameters.0.every=8"], steps=20, often=True),
     "powersgd": Case(["powersgd"], often=True),
