@@ -18,6 +18,8 @@ from islands.cases import CASES, WIDE, full, make, run_whole
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import hocket
+from hocket.plan.plan import plan
+from hocket.transport.network import NetworkModel
 
 RANKS = Path(__file__).parent / "islands" / "ranks.py"
 
@@ -79,6 +81,15 @@ def compare(name: str, trained: Path) -> None:
         assert given["distance"] == pytest.approx(expected["distance"], rel=1e-6, abs=bound)
         assert given["skipped"] == expected["skipped"]
         assert given["bytes"] < 0.8 * expected["bytes"]
+        if case.style == "tokens":  # whose shards are even
+            planned = plan(
+                hocket.compose(*case.strategy),
+                make(case, 0),
+                len(islands),
+                NetworkModel(),
+                island=case.shape[1],
+            )
+            assert given["bytes"] == pytest.approx(planned.bytes_per_step * case.steps, rel=1e-9)
 
 
 def apart(given: dict[str, Any], expected: dict[str, Any]) -> float:

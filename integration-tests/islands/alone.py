@@ -28,6 +28,9 @@ def main(folder: Path, names: list[str]) -> None:
             given = trained(build(mesh), mesh, strategy)
             assert all(torch.equal(given[name], expected[name]) for name in expected), f"{policy}, {strategy}"
     moved_memory(mesh)
+    evaluated_before_a_step(mesh)
+    for strategy, skipping in (("sgd", {0, 1, 2, 3}), ("diloco", {2, 3}), ("powersgd", {0, 1, 2, 3})):
+        nan_in_one_shard(mesh, strategy, skipping)
     kept_gradients(mesh)
 
 
@@ -104,6 +107,47 @@ def moved_memory(mesh: Any) -> None:
     """Uneven shards whose memory torch moves, as its version 2.7 does, train on from where they are then."""
     given, expected = (spread(mesh, moves) for moves in (True, False))
     assert all(torch.equal(given[name], expected[name]) for name in expected)
+
+
+def evaluated_before_a_step(mesh: Any) -> None:
+    """What an evaluation between backward and step has gathered is dropped before parameters are exchanged."""
+    given, expected = (between(mesh, evaluates) for evaluates in (True, False))
+    assert all(torch.equal(given[name], expected[name]) for name in expected)
+
+
+def between(mesh: Any, evaluates: bool) -> dict[str, Tensor]:
+    model = sharded(mesh)
+    optimizer = OPTIMIZERS["sgd"](list(model.parameters()))
+    with hocket.attach(model, optimizer, "dpsgd") as session:
+        for number in range(3):
+            x, y = batch(CASE, number, session.data_rank)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            if evaluates:
+                with torch.no_grad():
+                    model(x)
+            optimizer.step()
+        return full(model)
+
+
+def nan_in_one_shard(mesh: Any, strategy: str, skipping: set[int]) -> None:
+    """All ranks that step with a gradient of which one shard holds NaN leave its step out."""
+    model: Any = sharded(mesh)
+    optimizer = OPTIMIZERS["sgd"](list(model.parameters()))
+
+    def spoil(parameter: Any) -> None:
+        if session.step == 1 and session.rank == 3:
+            parameter.grad.to_local()[0] = torch.nan
+
+    model.head.weight.register_post_accumulate_grad_hook(spoil)
+    with hocket.attach(model, optimizer, strategy, on_nonfinite="skip") as session:
+        for number in range(3):
+            x, y = batch(CASE, number, session.data_rank)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        assert session.skipped_steps == (session.rank in skipping), strategy
+    assert all(bool(value.isfinite().all()) for value in full(model).values())
 
 
 def spread(mesh: Any, moves: bool) -> dict[str, Tensor]:

@@ -165,6 +165,7 @@ CASES = {
     "redsync": Case(["redsync"]),
     "diloco behind synchronous steps": Case([*DILOCO, "synchronous_steps=3"], steps=8),
     "sgd, tensor parallel": Case(["sgd"], style="tp", clip=0.05, often=True),
+    "sgd, sequence parallel": Case(["sgd"], style="sp", clip=0.05, often=True),
     "dpsgd, tensor parallel": Case(["dpsgd"], style="tp"),
     "diloco, tensor parallel": Case(DILOCO, style="tp", optimizer="adamw", often=True),
     # After step 4 nobody moves the second half of the embedding, whose outer momentum goes on with the first half's.

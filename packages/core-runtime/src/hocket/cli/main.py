@@ -15,7 +15,7 @@ from hocket.cli.click_parts import Folder
 from hocket.cli.completion import complete_overrides, complete_recipes
 from hocket.cli.mistakes import mistakes_reported
 from hocket.cli.network_options import model_asked, network_options, network_overrides
-from hocket.cli.rank_options import rank_options, ranks_option
+from hocket.cli.rank_options import island_option, rank_options, ranks_option
 from hocket.cli.recommending import recommend_options
 from hocket.cli.run_options import RunOptions, run_options
 from hocket.cli.streams import keep_streams
@@ -150,6 +150,7 @@ def resume(
 )
 @ranks_option("the hosts', the file's, or 4")
 @click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="Hosts of the ranks; default: one.")
+@island_option
 @network_options
 @click.option("--analysis", is_flag=True, help="Show how fast the strategy's topologies mix, and draw it.")
 @click.option(
@@ -171,6 +172,7 @@ def plan(
     words: tuple[str, ...],
     ranks: int | None,
     hosts: str | None,
+    island: int,
     params: str | None,
     model: str | None,
     bandwidth: str | None,
@@ -188,6 +190,7 @@ def plan(
     hocket plan sgd hierarchical_sgd dpsgd --hosts 4x8 task.network=cnn
     hocket plan sgd diloco -n 8 --params 25M --bandwidth 1gbit compute.step_s=200ms
     hocket plan diloco 'diloco parameters.0.every=20' -n 8
+    hocket plan diloco dpsgd --hosts 4x8 --island 8 --params 7B
     hocket plan dpsgd -n 16 --analysis --compare exponential --compare random_matching
     """
     from hocket.cli.planning import plan_command
@@ -206,10 +209,10 @@ def plan(
         if analysis:
             raise click.UsageError("--analysis takes one strategy: name one recipe or file.")
         with saying_it_goes_on("planning"):
-            plan_several(targets, overrides, ranks, places, given)
+            plan_several(targets, overrides, ranks, places, given, island)
         return
     with saying_it_goes_on("planning"):
-        run, placement = plan_command(targets[0], overrides, ranks, places, given)
+        run, placement = plan_command(targets[0], overrides, ranks, places, given, island)
     if analysis:
         from hocket.cli.analysis import analysis_command
 

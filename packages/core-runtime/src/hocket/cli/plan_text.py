@@ -41,23 +41,25 @@ ASSUMED_OVERLAP = (
 _STEPS_LOOKED_AT = 1000
 
 
-def ranks_of(run: RunConfig, placement: Placement) -> str:
-    """Return the numbers of ranks and hosts as text."""
+def ranks_of(run: RunConfig, placement: Placement, island: int = 1) -> str:
+    """Return the numbers of ranks, hosts and islands as text."""
     hosts = len(set(placement.hosts))
-    return f"{run.ranks} rank{'s' * (run.ranks != 1)}" + (f" on {hosts} hosts" if hosts > 1 else "")
+    islands = f" in {placement.size} islands of {island}" if island > 1 else ""
+    return f"{run.ranks} rank{'s' * (run.ranks != 1)}{islands}" + (f" on {hosts} hosts" if hosts > 1 else "")
 
 
 def size_of(run: RunConfig, plan: Plan, given: GivenModel | None) -> str:
     """Return the model's name and size as text."""
     model = f"task {run.task.name}" if given is None else given[0]
-    return f"{model}: {plan.num_parameters:,} trainable parameters, {format_bytes(plan.model_bytes)}"
+    size = format_bytes(plan.model_bytes)
+    return f"{model}: {plan.num_parameters:,} trainable parameters, {size}{' on each rank' * plan.sharded}"
 
 
-def assumptions(run: RunConfig, placement: Placement, plan: Plan) -> Iterator[str]:
+def assumptions(run: RunConfig, placement: Placement, plan: Plan, island: int = 1) -> Iterator[str]:
     """Yield the sentences below a plan's table."""
     bandwidth = run.network.bandwidth_bits_per_s
     several = len(set(placement.hosts)) > 1
-    joined = "host" if several else "rank"
+    joined = "host" if several else "island" if island > 1 else "rank"
     speed = "unlimited bandwidth" if math.isinf(bandwidth) else f"{bandwidth / 1e9:.3g} Gbit/s per {joined}"
     yield (
         "Sent: bytes that a rank sends, on average over ranks and steps: by a ring (allreduce), a tree (broadcast) "
@@ -70,10 +72,17 @@ def assumptions(run: RunConfig, placement: Placement, plan: Plan) -> Iterator[st
         "hides is not subtracted."
     )
     yield (
-        "Memory: send and receive buffers, in multiples of the trainable parameters' size. Parameters move into flat "
-        "memory of the same size. Where gradients are exchanged, .grad is a view of the receive buffer and needs no "
-        "memory of its own. Optimizer and activations are not counted."
+        "Memory: send and receive buffers, in multiples of the trainable parameters' size. Parameters "
+        + ("stay where they are. " if plan.sharded else "move into flat memory of the same size. ")
+        + "Where gradients are exchanged, .grad is a view of the receive buffer and needs no memory of its own. "
+        "Optimizer and activations are not counted."
     )
+    if island > 1:
+        yield (
+            f"Islands: {island} ranks shard a replica, and each exchanges its shard with the ranks at its place of the "
+            "other islands, all at once over the same links. What FSDP or tensor parallelism sends within islands is "
+            "not counted."
+        )
     if several:
         yield HOSTS
     if plan.strategy.samples is not None:

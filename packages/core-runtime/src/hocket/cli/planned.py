@@ -28,7 +28,7 @@ _DEFAULT_RANKS = 4
 
 
 def planned_run(
-    target: str, overrides: tuple[str, ...], ranks: int | None, hosts: Sequence[Host]
+    target: str, overrides: tuple[str, ...], ranks: int | None, hosts: Sequence[Host], island: int = 1
 ) -> tuple[RunConfig, Placement]:
     """Return the run to plan, with its number of ranks, and its replicas' placement; without torch.
 
@@ -41,6 +41,8 @@ def planned_run(
     shared = share_out(hosts, ranks) if hosts else ()
     run = replace(run, ranks=sum(host.ranks for host in shared) or ranks or run.ranks or _DEFAULT_RANKS)
     assert run.ranks is not None
+    if island > 1:
+        return _with_islands(run, [host.ranks for host in shared] or [run.ranks], island)
     run.check_size(run.ranks)
     replicas = build_engine(run).data_size(run.ranks)
     if not shared:
@@ -53,16 +55,45 @@ def planned_run(
     return run, Placement.of_counts([host.ranks for host in shared])
 
 
+def _with_islands(run: RunConfig, ranks_of_hosts: Sequence[int], island: int) -> tuple[RunConfig, Placement]:
+    """Return the run, and the placement of its islands, each where its first rank is.
+
+    Raises:
+        UserError: ranks are no whole number of islands, or an engine divides the model over them already.
+    """
+    assert run.ranks is not None
+    engine = build_engine(run)
+    if engine.data_size(run.ranks) != run.ranks:
+        raise UserError(
+            f"--island: engine {run.engine.name} divides the model over ranks already: leave it out"
+        )
+    if any(ranks % island for ranks in ranks_of_hosts):
+        raise UserError(
+            f"--island {island}: hosts of {' and '.join(map(str, sorted(set(ranks_of_hosts))))} ranks hold no whole "
+            f"number of islands: name a number that divides them; an island of several hosts is one here, --hosts "
+            f"ISLANDSx{island}, with the bandwidth of its link"
+        )
+    hosts = [host for host, ranks in enumerate(ranks_of_hosts) for _ in range(ranks)]
+    placement = Placement.of([str(host) for host in hosts[::island]])
+    run.strategy.check_size(placement)
+    return run, placement
+
+
 def planned_for(
-    run: RunConfig, strategy: Strategy, model: nn.Module, placement: Placement, bandwidth: float
+    run: RunConfig,
+    strategy: Strategy,
+    model: nn.Module,
+    placement: Placement,
+    bandwidth: float,
+    island: int = 1,
 ) -> Plan:
-    """Return the plan for links of `bandwidth` bits per second."""
+    """Return the plan for links of `bandwidth` bits per second, of an island that its ranks share."""
     from hocket.plan.plan import plan
     from hocket.transport.host import SMALLEST_BYTES
 
     shared_bytes = math.inf if run.transport is TransportName.VIRTUAL else SMALLEST_BYTES
-    network = replace(run.network, bandwidth_bits_per_s=bandwidth)
-    return plan(strategy, model, placement, network, shared_bytes=shared_bytes)
+    network = replace(run.network, bandwidth_bits_per_s=bandwidth / island)
+    return plan(strategy, model, placement, network, shared_bytes=shared_bytes, island=island)
 
 
 def held_up(run: RunConfig, plan: Plan) -> float:

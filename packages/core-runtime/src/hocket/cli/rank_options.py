@@ -10,7 +10,14 @@ from hocket.cli.click_parts import Command, Option, add_options
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.transport.hosts import MOST_RANKS
 
-__all__ = ["rank_options", "ranks_option"]
+__all__ = ["island_option", "rank_options", "ranks_option"]
+
+island_option: Option = click.option(
+    "--island",
+    type=click.IntRange(1, MOST_RANKS),
+    default=1,
+    help="Number of ranks that shard a replica (FSDP2, tensor parallelism); default: 1.",
+)
 
 
 def ranks_option(default: str) -> Option:

@@ -120,7 +120,12 @@ def parameter_layout(
 
 
 def layouts(
-    exchange: Exchange, spans: Sequence[ParameterSpan], *, alone: bool = True, shared: bool = False
+    exchange: Exchange,
+    spans: Sequence[ParameterSpan],
+    *,
+    alone: bool = True,
+    shared: bool = False,
+    in_pieces: bool = False,
 ) -> list[Layout]:
     """Cut a model into the segments of an exchange.
 
@@ -129,8 +134,11 @@ def layouts(
         spans: the trainable parameters, in the model's order.
         alone: whether it is the only one of its slot.
         shared: whether the ranks' segments lie in memory that all of them share.
+        in_pieces: whether each parameter lies in memory of its own, as shards do.
     """
     if exchange.slot == GRADIENTS:
         in_place = alone and exchange.collective.in_place(exchange.choices, shared)
         return [gradient_layout(cut, in_place) for cut in partition(spans, exchange.segments, backward=True)]
-    return [parameter_layout(cut, exchange, shared) for cut in partition(spans, exchange.segments)]
+    shared = shared and not in_pieces
+    cuts = partition(spans, exchange.segments)
+    return [parameter_layout(cut, exchange, shared, in_pieces=in_pieces) for cut in cuts]

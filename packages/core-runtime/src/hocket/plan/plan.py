@@ -51,11 +51,12 @@ class Plan:
 
     Attributes:
         strategy: the planned strategy.
-        ranks: number of ranks.
+        ranks: number of ranks, or of islands that hold a replica each.
         num_parameters: number of the model's trainable values.
-        model_bytes: bytes of the trainable parameters.
+        model_bytes: bytes of the trainable parameters on a rank.
         num_buffers: number of the model's running statistics, as BatchNorm's.
         exchanges: in the order of a step.
+        sharded: whether a rank holds a shard of each parameter.
     """
 
     strategy: Strategy
@@ -64,6 +65,7 @@ class Plan:
     model_bytes: int
     num_buffers: int
     exchanges: tuple[ExchangePlan, ...]
+    sharded: bool = False
 
     @property
     def bytes_per_step(self) -> float:
@@ -92,6 +94,7 @@ def plan(
     network: NetworkModel,
     *,
     shared_bytes: float = math.inf,
+    island: int = 1,
 ) -> Plan:
     """Plan a strategy for a model.
 
@@ -102,6 +105,8 @@ def plan(
         network: the network to predict seconds for, between hosts; with one host, between its ranks.
         shared_bytes: least size, in bytes, of segments in memory shared by the ranks of a host; infinite if they share
             none.
+        island: number of ranks that shard a replica; where it is more than 1, `ranks` counts islands, the costs are
+            those of a rank with its column, and `network` is its share of the island's link.
 
     Raises:
         CompositionError: a scope or a topology is not defined for this number of ranks, or segments outnumber a period.
@@ -109,15 +114,21 @@ def plan(
     placement = Placement.on_one_host(ranks) if isinstance(ranks, int) else ranks
     strategy.check_size(placement)
     spans = named_spans((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    numel = sum(span.numel for span in spans)
+    if island > 1:
+        spans = [replace(s, numel=-(-s.numel // island), whole_numel=s.numel) for s in spans]
     exchanges = tuple(
         _with_buffers(
-            _planned(exchange, spans, placement, network, strategy, shared_bytes), model, placement, network
+            _planned(exchange, spans, placement, network, strategy, shared_bytes, in_pieces=island > 1),
+            model,
+            placement,
+            network,
         )
         for exchange in strategy.exchanges
     )
     nbytes = sum(span.numel * span.dtype.itemsize for span in spans)
-    numel = sum(span.numel for span in spans)
-    return Plan(strategy, placement.size, numel, nbytes, len(averaged_buffers(model)), exchanges)
+    num_buffers = len(averaged_buffers(model))
+    return Plan(strategy, placement.size, numel, nbytes, num_buffers, exchanges, island > 1)
 
 
 def _planned(
@@ -127,6 +138,8 @@ def _planned(
     network: NetworkModel,
     strategy: Strategy,
     shared_bytes: float,
+    *,
+    in_pieces: bool,
 ) -> ExchangePlan:
     over = exchange.over
     parts = over.parts(placement)
@@ -138,8 +151,8 @@ def _planned(
         cut = [
             large if large.wire_bytes >= shared_bytes else small
             for large, small in zip(
-                layouts(exchange, spans, alone=alone, shared=True),
-                layouts(exchange, spans, alone=alone),
+                layouts(exchange, spans, alone=alone, shared=True, in_pieces=in_pieces),
+                layouts(exchange, spans, alone=alone, in_pieces=in_pieces),
                 strict=True,
             )
         ]

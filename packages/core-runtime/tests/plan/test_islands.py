@@ -1,0 +1,60 @@
+"""Plans of islands: a rank's part of bytes and memory, and islands where ranks are counted for whole models."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+import hocket
+from hocket.cli.planned import planned_run
+from hocket.errors import UserError
+from hocket.plan.plan import plan
+from hocket.transport.hosts import parse_hosts
+from hocket.transport.network import NetworkModel
+
+ISLAND = 4
+
+
+@pytest.mark.parametrize("recipe", ["dpsgd", "overlap_sgp", "periodic_average"])
+def test_a_rank_sends_its_part(recipe: str) -> None:
+    strategy, network = hocket.compose(recipe), NetworkModel()
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 128, bias=False))
+    whole, part = plan(strategy, model, 2, network), plan(strategy, model, 2, network, island=ISLAND)
+    assert part.bytes_per_step == pytest.approx(whole.bytes_per_step / ISLAND)
+    assert part.num_parameters == whole.num_parameters
+    assert part.model_bytes == whole.model_bytes / ISLAND
+    # In pieces, parameters are copied into a buffer that is sent.
+    assert (
+        whole.memory_bytes / ISLAND <= part.memory_bytes <= whole.memory_bytes / ISLAND + 2 * part.model_bytes
+    )
+
+
+def test_segments_are_cut_by_whole_parameters() -> None:
+    strategy = hocket.compose("agd", "gradients.0.segments={name: bytes, size_mb: 0.02}")
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(8)))
+    whole, part = (plan(strategy, model, 2, NetworkModel(), island=size) for size in (1, ISLAND))
+    cuts = [[[span.name for span in cut.spans] for cut in of.exchanges[0].layouts] for of in (whole, part)]
+    assert len(cuts[0]) > 1
+    assert cuts[0] == cuts[1]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "island", "expected"),
+    [
+        (16, "", 4, (0, 0, 0, 0)),
+        (None, "4x8", 8, (0, 1, 2, 3)),
+        (None, "2x8", 4, (0, 0, 1, 1)),
+    ],
+)
+def test_islands_are_where_their_ranks_are(
+    ranks: int | None, hosts: str, island: int, expected: tuple[int, ...]
+) -> None:
+    _, placement = planned_run("sgd", (), ranks, parse_hosts(hosts) if hosts else (), island)
+    assert placement.hosts == expected
+
+
+def test_parts_of_islands_are_refused() -> None:
+    with pytest.raises(UserError, match="--island 4: hosts of 6 ranks hold no whole number of islands"):
+        planned_run("sgd", (), 6, (), 4)
+    with pytest.raises(UserError, match="--hosts ISLANDSx16, with the bandwidth of its link"):
+        planned_run("sgd", (), None, parse_hosts("4x8"), 16)
