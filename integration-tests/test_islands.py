@@ -42,7 +42,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     """Train the cases that are chosen, in one launch."""
     folder = tmp_path_factory.mktemp("islands")
     chosen = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    names = [item.callspec.params["name"] for item in chosen if item.originalname == "test_as_whole_models"]
+    names = [
+        str(item.callspec.params["name"]) for item in chosen if item.originalname == "test_as_whole_models"
+    ]
     started(folder, "trained", 4, *names)
     return folder
 

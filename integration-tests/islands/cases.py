@@ -279,9 +279,9 @@ def run(case: Case, model: nn.Module, data: Any, weight: Any = None) -> dict[str
         own = full(model)
         with session.consensus(), torch.no_grad():
             mean, evaluated = full(model), model(probe)
-        restored = full(model)
         with torch.no_grad():
             after = model(probe)  # the first forward behind a consensus: of restored values
+        restored = full(model)
         sent, skipped = session.counters.bytes_sent, session.skipped_steps
     return {
         "own": own,

@@ -27,7 +27,7 @@ __all__ = ["Island", "find_island", "mesh_of", "shares_of"]
 _log = logging.getLogger("hocket")
 
 #: Names of a mesh's dimensions whose ranks compute with the same samples, if the model is sharded by FSDP, too.
-_SAME_SAMPLES = ("tp", "cp", "sp")
+_SAME_SAMPLES = ("tp", "cp", "sp", "tensor_parallel", "context_parallel", "sequence_parallel")
 
 
 @dataclass(frozen=True)
