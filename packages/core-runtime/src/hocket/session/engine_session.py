@@ -233,7 +233,7 @@ class EngineSession(ABC):
 
     def warn_of_age(self) -> None:
         """Warn, once a session, of outer parameters that are older than the step at which a script asks for them."""
-        text = outer_age(self.strategy.at(self.step), self.step, self.data_size)
+        text = outer_age(self.strategy.at(self.step), self.step, self.num_replicas)
         if text and self.is_main and not self._warned_of_age:
             self._warned_of_age = True
             _log.warning(text)
