@@ -51,7 +51,7 @@ def test_what_is_added_is_what_was_packed(
     segment = make_segment([size for size, _ in parameters], dtype, trailer_numel)
     segment.outgoing_trailer[:] = rng.normal(size=trailer_numel)
     contents = contents_of(segment, [form for _, form in parameters], rng)
-    payload = pack(segment, contents)
+    payload = pack(segment, dict(enumerate(contents)))
     itemsize = dtype.itemsize
     assert payload.nbytes == message_bytes(
         segment, sum(content_bytes(c.form, c.count, itemsize) for c in contents)
@@ -82,7 +82,9 @@ def test_what_is_added_is_what_was_packed(
 def message() -> Message:
     segment = make_segment([20, 12], trailer_numel=2)
     forms = [MessageForm.SPARSE, MessageForm.DENSE]
-    return Message(pack(segment, contents_of(segment, forms, np.random.default_rng(4))), segment, 0)
+    return Message(
+        pack(segment, dict(enumerate(contents_of(segment, forms, np.random.default_rng(4))))), segment, 0
+    )
 
 
 @pytest.mark.parametrize("length", [0, 8, 40])

@@ -13,7 +13,9 @@ from toys import batches, flat, mlp, on_ranks, sgd, train
 
 import hocket
 from hocket.errors import ReplacedError
+from hocket.segment.storage import ParameterStorage
 from hocket.testing.session import inner_of
+from hocket.transport.single import SinglePeer
 
 
 def change_and_train(change: Callable[[nn.Module], object], strategy: str) -> Callable[[int], Tensor]:
@@ -129,3 +131,13 @@ def test_replaced_gradients_are_what_the_optimizer_gets(strategy: str) -> None:
 
     expected = on_ranks(2, lambda rank: train((strategy,), batches(rank, 3)))
     assert all(torch.equal(one, other) for one, other in zip(on_ranks(2, run), expected, strict=True))
+
+
+def test_an_equal_parameter_in_the_place_of_one_of_a_single_element_is_noticed() -> None:
+    model = nn.Module()
+    model.scale = nn.Parameter(torch.ones(1))
+    storage = ParameterStorage(model, SinglePeer())
+    storage.check(take_values=False)
+    model.scale = nn.Parameter(torch.ones(1))
+    with pytest.raises(ReplacedError, match="scale"):
+        storage.check(take_values=False)

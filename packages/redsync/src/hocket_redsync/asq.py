@@ -5,7 +5,7 @@ Source: Fang et al., "RedSync", section 2.2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -63,7 +63,7 @@ class Asq(ResidualCompressor):
             _in_output_layer(shape, span) or any(fnmatchcase(span.name, name) for name in self.unquantised)
         )
 
-    def _clear(self, state: ResidualState, contents: Sequence[Content], sent: Array) -> None:
+    def _clear(self, state: ResidualState, contents: Iterable[Content], sent: Array) -> None:
         if self.feedback is Feedback.NOTHING:
             super()._clear(state, contents, sent)
             return

@@ -170,7 +170,10 @@ class _DensePart:
             self._send, self._receive = (
                 torch.from_numpy(peer.memory.allocate(nbytes)).view(dtype) for _ in range(2)
             )
-            self._places = [slice(span.start, span.stop) for span in spans]
+            self._sent, self._came = (
+                [flat[s.start : s.stop] for s in spans] for flat in (segment.outgoing, segment.incoming)
+            )
+            self._parts = torch.split(self._receive, [span.numel for span in spans])
         self.lane: Lane = peer.lane(f"{segment.name} dense", nbytes)
         self.as_gathered_bytes = 2 / peer.size * nbytes
 
@@ -180,8 +183,7 @@ class _DensePart:
         if self._whole:
             segment.stage_out()
             return self.lane.iallreduce(segment.outgoing_array, segment.incoming_array)
-        for part, place in zip(self._parts(self._send), self._places, strict=True):
-            part.copy_(segment.outgoing[place])
+        self._send.copy_(torch.cat(self._sent))
         return self.lane.iallreduce(self._send.numpy(), self._receive.numpy())
 
     def finish(self) -> None:
@@ -189,8 +191,4 @@ class _DensePart:
         if self._whole:
             self._segment.stage_in()
             return
-        for part, place in zip(self._parts(self._receive), self._places, strict=True):
-            self._segment.incoming[place] = part
-
-    def _parts(self, packed: torch.Tensor) -> Sequence[torch.Tensor]:
-        return torch.split(packed, [place.stop - place.start for place in self._places])
+        torch._foreach_copy_(self._came, self._parts)

@@ -13,8 +13,8 @@ from hocket_redsync.selection import Method
 
 if TYPE_CHECKING:
     from hocket.api import SegmentShape
-    from hocket_redsync.part import Sending
     from hocket_redsync.residual import ResidualCompressor
+    from hocket_redsync.sending import Sending
 
 __all__ = ["Choice", "Way", "choose", "first_dense_size", "num_selected"]
 

@@ -16,7 +16,7 @@ Source: Fang et al., "RedSync", section 2.3 (length, indices and values in one m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -127,16 +127,18 @@ def message_bytes(shape: SegmentShape, contents_bytes: float) -> int:
     return int(-(-nbytes // 8) * 8)
 
 
-def pack(segment: Segment, contents: Sequence[Content]) -> Array:
+def pack(segment: Segment, contents: Mapping[int, Content]) -> Array:
     """Return a payload, uint8, with the segment's outgoing trailer.
 
     Args:
-        contents: one for each parameter.
+        contents: what parameters send, by their positions, in order; others send nothing.
     """
     dtype = segment.outgoing_array.dtype
-    of_form = {form: [content for content in contents if content.form is form] for form in MessageForm}
+    of_form = {form: [each for each in contents.values() if each.form is form] for form in MessageForm}
     with_indices = of_form[MessageForm.SPARSE] + of_form[MessageForm.MEAN]
-    header = np.array([(content.count, content.form) for content in contents], dtype=np.int32)
+    header = np.zeros((len(segment.spans), 2), np.int32)  # sparse, and nothing
+    if contents:
+        header[list(contents)] = [(content.count, content.form) for content in contents.values()]
     pieces = [
         header,
         segment.outgoing_trailer,
@@ -144,7 +146,9 @@ def pack(segment: Segment, contents: Sequence[Content]) -> Array:
         *(content.indices for content in with_indices),
     ]
     payload = np.zeros(
-        message_bytes(segment, sum(content_bytes(c.form, c.count, dtype.itemsize) for c in contents)),
+        message_bytes(
+            segment, sum(content_bytes(c.form, c.count, dtype.itemsize) for c in contents.values())
+        ),
         np.uint8,
     )
     start = 0

@@ -3,51 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket_redsync.kernels import Found, Memory, Ranking, Update
+from hocket_redsync.kernels import Found, Memory, Ranking
 from hocket_redsync.kernels.api import NOTHING_PASSES
 from hocket_redsync.message import Content, MessageForm
-from hocket_redsync.selection import Method, Selected, capacity_of, most_selected, select
+from hocket_redsync.selection import Method, Selected, capacity_of, select
+from hocket_redsync.sending import Sending
 from hocket_redsync.state import ResidualState
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.api import Array, Segment
+    from hocket.api import Array, OptimizerTerms, Segment
 
-__all__ = ["NO_INDICES", "Part", "Sending", "accelerate", "nonfinite_of", "nothing_of", "values_of"]
+__all__ = ["NO_INDICES", "Part", "accelerate", "nonfinite_of", "values_of"]
 
 #: The places of a parameter that is sent whole: none.
 NO_INDICES = np.empty(0, np.int32)
-
-
-@dataclass(frozen=True)
-class Sending:
-    """The way that one parameter is sent.
-
-    Attributes:
-        method: the method that finds its communication-set.
-        k: the number of elements wanted, 1 to numel, or 0 where there is none.
-        form: the form in which they travel.
-    """
-
-    method: Method
-    k: int
-    form: MessageForm
-
-    def expected_count(self, numel: int) -> float:
-        """Return the elements that it sends on average: the threshold methods' sets have k to 2 k."""
-        if self.form is MessageForm.DENSE:
-            return numel
-        return min(numel, 1.5 * self.k) if self.method in {Method.THRESHOLD, Method.SAMPLED} else self.k
-
-    def most(self, numel: int) -> int:
-        """Return the largest number of elements that it sends."""
-        return numel if self.form is MessageForm.DENSE else most_selected(self.method, self.k, numel)
 
 
 class Part:
@@ -110,22 +86,52 @@ class Part:
         return Content(MessageForm.DENSE, len(values), values, NO_INDICES)
 
 
-def nothing_of(segment: Segment) -> Content:
-    """Return the content of a parameter that travels elsewhere: none."""
-    return Content(MessageForm.SPARSE, 0, segment.outgoing_array[:0], NO_INDICES)
+def accelerate(state: ResidualState, segment: Segment) -> None:
+    """Turn G of the parameters that travel elsewhere into the optimizer's step, in place.
+
+    Those side by side with the same terms are one run of memory: a small one by itself would take as long.
+    """
+    import torch
+
+    runs: list[tuple[OptimizerTerms, int, int]] = []
+    decays: dict[float, list[tuple[Tensor, Tensor]]] = {}
+    for position in sorted(state.elsewhere):
+        terms, memory = state.terms[position] if state.terms else None, state.memories[position]
+        if terms is None:  # the optimizer does it, or the parameter has no gradient
+            continue
+        decay = state.decay(terms)
+        if decay:
+            decays.setdefault(decay, []).append((memory.given, state.decayed(terms)))
+        start, stop = memory.start, memory.start + len(memory.given)
+        if runs and runs[-1][2] == segment.spans[position - 1].stop and _alike(runs[-1][0], terms):
+            start = runs.pop()[1]
+        runs.append((terms, start, stop))
+    for decay, pairs in decays.items():
+        torch._foreach_add_([given for given, _ in pairs], [x for _, x in pairs], alpha=decay)
+    for terms, start, stop in runs:
+        if state.momentum is not None:
+            _step(terms, segment.outgoing[start:stop], state.momentum[start:stop])
 
 
-def accelerate(memory: Memory, update: Update) -> None:
-    """Turn G into the optimizer's step, in place, as the collective sends it from there."""
-    if update.parameter is not None:
-        memory.given.add_(update.parameter, alpha=update.decay)
-    if update.momentum:
-        assert memory.velocity is not None
-        memory.velocity.mul_(update.momentum).add_(memory.given)
-        if update.nesterov:
-            memory.given.add_(memory.velocity, alpha=update.momentum)
-        else:
-            memory.given.copy_(memory.velocity)
+def _alike(one: OptimizerTerms, other: OptimizerTerms) -> bool:
+    kept = attrgetter("momentum", "nesterov", "continues")
+    return bool(kept(one) == kept(other))
+
+
+def _step(terms: OptimizerTerms, given: Tensor, velocity: Tensor) -> None:
+    """Turn a gradient, to which weight decay has been added, into the velocity, or what looks ahead by it."""
+    if not terms.momentum:
+        return
+    if terms.continues:
+        velocity.add_(given)
+        if terms.nesterov:
+            given.mul_(1 + terms.momentum)
+        return
+    velocity.mul_(terms.momentum).add_(given)
+    if terms.nesterov:
+        given.add_(velocity, alpha=terms.momentum)
+    else:
+        given.copy_(velocity)
 
 
 def values_of(parts: Sequence[Tensor]) -> list[Array]:
@@ -138,20 +144,22 @@ def values_of(parts: Sequence[Tensor]) -> list[Array]:
     return np.split(together, np.cumsum([len(part) for part in parts])[:-1])
 
 
-def nonfinite_of(segment: Segment, sendings: Sequence[Sending], elsewhere: frozenset[int]) -> list[Content]:
-    """Return contents that spoil the step as the gradient would: its NaN and Inf, up to a message's limit."""
-    contents = []
+def nonfinite_of(
+    segment: Segment, sendings: Sequence[Sending], elsewhere: frozenset[int]
+) -> dict[int, Content]:
+    """Return, by position, what spoils the step as the gradient would: its NaN and Inf, up to a message's limit."""
+    contents = {}
     for position, (span, sending) in enumerate(zip(segment.spans, sendings, strict=True)):
         if position in elsewhere:
-            contents.append(nothing_of(segment))
             continue
         values = segment.outgoing_array[span.start : span.stop]
         if sending.form is MessageForm.DENSE:
-            contents.append(Content(MessageForm.DENSE, len(values), values, NO_INDICES))
+            contents[position] = Content(MessageForm.DENSE, len(values), values, NO_INDICES)
             continue
         bad = np.flatnonzero(~np.isfinite(values))[: sending.k]
         values = values[bad]
         if sending.form is MessageForm.MEAN:
             values = values[:1] if len(bad) else np.zeros(1, values.dtype)
-        contents.append(Content(sending.form, len(bad), values, (bad + span.start).astype(np.int32)))
+        places = (bad + span.start).astype(np.int32)
+        contents[position] = Content(sending.form, len(bad), values, places)
     return contents

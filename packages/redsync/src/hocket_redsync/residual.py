@@ -11,7 +11,7 @@ of Y. Lin et al., "Deep Gradient Compression", ICLR 2018, sections 3.1 and 3.2.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -37,8 +37,9 @@ from hocket_redsync.message import (
     pack,
     read_packed,
 )
-from hocket_redsync.part import NO_INDICES, Part, Sending, accelerate, nonfinite_of, nothing_of, values_of
+from hocket_redsync.part import NO_INDICES, Part, accelerate, nonfinite_of, values_of
 from hocket_redsync.selection import Method, Selected
+from hocket_redsync.sending import Sending
 from hocket_redsync.state import ResidualState
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class ResidualCompressor(Compressor):
         return Sending(method, k, form)
 
     def init(self, segment: Segment) -> ResidualState:
-        return ResidualState(segment, corrects_momentum=self.correct_momentum)
+        return ResidualState(segment, self.sendings(segment), corrects_momentum=self.correct_momentum)
 
     def compress(self, segment: Segment, state: ResidualState, round: int) -> Message:
         """Return each parameter's communication-set.
@@ -137,27 +138,25 @@ class ResidualCompressor(Compressor):
         """
         if self.correct_momentum and len(state.terms) != len(segment.spans):
             raise HocketError(f"{segment.name} is compressed before its optimizer's terms were taken")
-        sendings = self.sendings(segment)
         finite = segment.finite
         if finite is None:
             finite = state.kernels.is_finite(segment.outgoing[: segment.numel])
         if finite:
-            contents = self._contents(segment, state, sendings, round)
+            contents = self._contents(segment, state, round)
         else:
-            contents = nonfinite_of(segment, sendings, state.elsewhere)
+            contents = nonfinite_of(segment, state.sendings, state.elsewhere)
         return Message(pack(segment, contents), segment, round)
 
-    def _contents(
-        self, segment: Segment, state: ResidualState, sendings: Sequence[Sending], round: int
-    ) -> list[Content]:
-        """Accumulate, select and clear."""
+    def _contents(self, segment: Segment, state: ResidualState, round: int) -> dict[int, Content]:
+        """Accumulate, select and clear; return what parameters send, by their positions."""
         kernels = state.kernels
-        contents = [nothing_of(segment)] * len(sendings)
-        parts = [Part(i, s, state.memory(segment, segment.spans[i]), round) for i, s in enumerate(sendings)]
-        for part in parts:
-            if part.position in state.elsewhere:
-                accelerate(part.memory, state.update(part.position, part.memory))
-        parts = [part for part in parts if part.position not in state.elsewhere]
+        contents: dict[int, Content] = {}
+        accelerate(state, segment)
+        parts = [
+            Part(position, sending, state.memories[position], round)
+            for position, sending in enumerate(state.sendings)
+            if position not in state.elsewhere
+        ]
         founds = kernels.collect([part.advance(state) for part in parts])
         dense = iter(values_of([part.memory.residual for part in parts if part.is_whole]))
         for part, found in zip(parts, founds, strict=True):
@@ -166,8 +165,8 @@ class ResidualCompressor(Compressor):
             else:
                 selected = part.select(state, found)
                 contents[part.position] = self._content(state, part.sending, selected)
-        sent = np.concatenate([NO_INDICES, *(content.indices for content in contents)])
-        self._clear(state, contents, sent)
+        sent = np.concatenate([NO_INDICES, *(content.indices for content in contents.values())])
+        self._clear(state, contents.values(), sent)
         if self.masking and state.momentum is not None:
             state.note_cleared(sent)
             kernels.clear(state.momentum, sent)
@@ -179,7 +178,7 @@ class ResidualCompressor(Compressor):
             values = np.array([values.mean(dtype=np.float64) if count else 0.0], dtype=values.dtype)
         return Content(sending.form, count, values, selected.indices)
 
-    def _clear(self, state: ResidualState, contents: Sequence[Content], sent: Array) -> None:
+    def _clear(self, state: ResidualState, contents: Iterable[Content], sent: Array) -> None:
         """Take the sent values out of the residual: as in algorithm 1, all that were selected."""
         state.kernels.clear(state.residual, sent)
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hocket.api import Array, ParameterSpan, Segment
+    from hocket_redsync.sending import Sending
 
 __all__ = ["ResidualState"]
 
@@ -28,7 +29,7 @@ class ResidualState(State):
         terms, scale: the optimizer's terms in this round, and the factor that G has been multiplied by.
     """
 
-    def __init__(self, segment: Segment, *, corrects_momentum: bool) -> None:
+    def __init__(self, segment: Segment, sendings: Sequence[Sending], *, corrects_momentum: bool) -> None:
         import torch
 
         segment.check_indexable()
@@ -37,6 +38,9 @@ class ResidualState(State):
         nothing = NOTHING_PASSES[data.element_size()]
         self._residual = torch.zeros_like(data)
         self._velocity = torch.zeros_like(data) if corrects_momentum else None
+        #: Each parameter's way of sending, and its share of the memory.
+        self.sendings = sendings
+        self.memories = [self._memory(segment, span) for span in segment.spans]
         self.floors = torch.full((len(segment.spans), 2), nothing, dtype=torch.int64)
         self.ages = torch.zeros(len(segment.spans), dtype=torch.int64)
         self.elsewhere: frozenset[int] = frozenset()
@@ -65,8 +69,7 @@ class ResidualState(State):
         velocity = {} if self._velocity is None else {"momentum": self._velocity}
         return {"residual": self._residual, **velocity, "floors": self.floors, "ages": self.ages}
 
-    def memory(self, segment: Segment, span: ParameterSpan) -> Memory:
-        """Return the share of a parameter."""
+    def _memory(self, segment: Segment, span: ParameterSpan) -> Memory:
         place = slice(span.start, span.stop)
         velocity = None if self._velocity is None else self._velocity[place]
         return Memory(segment.outgoing[place], self._residual[place], velocity, span.start)
@@ -81,9 +84,14 @@ class ResidualState(State):
             if terms.nesterov:
                 memory.given.mul_(1 + terms.momentum)
             return Update()
-        decay = terms.weight_decay * self.scale
-        parameter = None
-        if decay:
-            x = terms.parameter
-            parameter = x.as_strided((x.numel(),), (1,), x.storage_offset()).to(memory.given.dtype)
-        return Update(terms.momentum, terms.nesterov, decay, parameter)
+        decay = self.decay(terms)
+        return Update(terms.momentum, terms.nesterov, decay, self.decayed(terms) if decay else None)
+
+    def decay(self, terms: OptimizerTerms) -> float:
+        """Return the factor of x in what is added to G."""
+        return terms.weight_decay * self.scale
+
+    def decayed(self, terms: OptimizerTerms) -> Tensor:
+        """Return x, flat, in the order and dtype of the residual."""
+        x = terms.parameter
+        return x.as_strided((x.numel(),), (1,), x.storage_offset()).to(self._residual.dtype)

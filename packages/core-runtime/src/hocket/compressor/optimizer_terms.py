@@ -56,19 +56,19 @@ def optimizer_terms(optimizer: torch.optim.Optimizer) -> dict[Tensor, OptimizerT
         raise AttachError(
             f"the momentum of torch.optim.SGD is taken over, and {type(optimizer).__name__} has another: use SGD"
         )
-    return {
-        part_of(parameter): _terms(part_of(parameter), group)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
+    terms: dict[Tensor, OptimizerTerms] = {}
+    for group in optimizer.param_groups:
+        own = _terms(group)
+        parts = map(part_of, group["params"])
+        terms |= {part: OptimizerTerms(part.detach(), *own) for part in parts}
+    return terms
 
 
-def _terms(parameter: Tensor, group: Tree) -> OptimizerTerms:
+def _terms(group: Tree) -> tuple[float, float, bool]:
+    """Return momentum, weight decay, and whether the step looks ahead."""
     for name in ("dampening", "maximize"):
         if group[name]:
             raise AttachError(
                 f"with the momentum of torch.optim.SGD no {name} is taken over, and it has {group[name]}: leave it out"
             )
-    return OptimizerTerms(
-        parameter.detach(), float(group["momentum"]), float(group["weight_decay"]), bool(group["nesterov"])
-    )
+    return float(group["momentum"]), float(group["weight_decay"]), bool(group["nesterov"])

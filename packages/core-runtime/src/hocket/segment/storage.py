@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from operator import attrgetter
 from typing import TypeVar
 
@@ -119,11 +118,7 @@ class ParameterStorage:
                 a parameter was frozen when the session was attached; or the parameters' memory was moved.
         """
         # A few microseconds in all, as it is looked at in every step: the loops below run where something differs.
-        if (
-            self.is_bound()
-            and self._held() == self._objects
-            and not any(map(_REQUIRES_GRAD, self._frozen.values()))
-        ):
+        if self.is_bound() and self._holds_noted() and not any(map(_REQUIRES_GRAD, self._frozen.values())):
             return
         self._check_modules()
         self._check_memory()
@@ -209,13 +204,18 @@ class ParameterStorage:
             for name, p in self._parameters_then.items()
             if p is not None and not p.requires_grad and name not in self.parameters
         }
-        self._parents = [children for children in self._children.values() if children]
-        self._objects = self._held()
+        self._held: list[TreeView] = [*self._children.values(), *self._owners.values()]
+        self._noted = list(map(dict, self._held))
+        named = [(of, key, p) for of in self._owners.values() for key, p in of.items()]
+        self._single = [(of, key, p) for of, key, p in named if p is not None and p.numel() == 1]
 
-    def _held(self) -> tuple[int, list[int], list[int]]:
-        """Return the identities of the modules' children and parameters."""
-        num_children = sum(map(len, self._children.values()))
-        return num_children, _identities(self._parents), _identities(self._owners.values())
+    def _holds_noted(self) -> bool:
+        """Return whether the modules hold the children and parameters that were noted, and no others."""
+        try:
+            alike = self._held == self._noted  # at once, where all are the same objects
+        except RuntimeError:  # of two tensors of several elements
+            return False
+        return alike and all(of[key] is p for of, key, p in self._single)
 
     def _check_modules(self) -> None:
         """Refuse modules and parameters that were replaced, added or removed."""
@@ -257,10 +257,6 @@ class ParameterStorage:
 
 #: Of a tensor; in C.
 _REQUIRES_GRAD = attrgetter("requires_grad")
-
-
-def _identities(held: Iterable[TreeView]) -> list[int]:
-    return list(map(id, chain.from_iterable(map(dict.values, held))))  # type: ignore[arg-type]
 
 
 def _entries(held: Mapping[str, Mapping[str, T]]) -> dict[str, T]:

@@ -238,7 +238,8 @@ def _facts(
     engine: Engine,
 ) -> dict[str, object]:
     optimizers = Optimizers(given)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameters = dict(model.named_parameters())
+    names = {id(parameter): name for name, parameter in parameters.items()}
     return {
         "hocket-core": CORE.version,
         "torch": torch.__version__,
@@ -248,10 +249,10 @@ def _facts(
         "on_nonfinite": on_nonfinite,
         "observer": type(observer).__name__,
         "optimizer": optimizers.kind,
-        "parameter": {name: _description(p) + _order(p) for name, p in model.named_parameters()},
+        "parameter": {name: _description(p) + _order(p) for name, p in parameters.items()},
         # What lies where in the buffers that are exchanged: the same names in another order are other parameters.
         "parameters in order": list(names.values()),
-        "frozen": {name: True for name, p in model.named_parameters() if not p.requires_grad},
+        "frozen": {name: True for name, p in parameters.items() if not p.requires_grad},
         "buffer": {name: _description(b) for name, b in model.named_buffers()},
         "optimizer's parameters": [
             [names.get(id(parameter)) for parameter in group["params"]] for group in optimizers.param_groups

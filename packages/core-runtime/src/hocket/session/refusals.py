@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 
 import torch
@@ -52,14 +52,14 @@ def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
             )
         stepped_by(optimizer)
     _check_modules(model)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for name, parameter in model.named_parameters():
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    for name, parameter in parameters.items():
         _check_parameter(name, parameter, local(parameter))
-    for name, buffer in model.named_buffers():
+    for name, buffer in buffers.items():
         _check_buffer(name, buffer)
-    _check_memory(model)
-    _check_optimizers(optimizers, model, names)
-    for name, parameter in model.named_parameters():
+    _check_memory({**parameters, **buffers})
+    _check_optimizers(optimizers, {id(parameter): name for name, parameter in parameters.items()})
+    for name, parameter in parameters.items():
         if is_attached(parameter):
             raise AttachError(
                 f"parameter {name} is in a session that is not closed (a notebook's cell run again?): close that one "
@@ -272,11 +272,9 @@ def _layout(tensor: Tensor) -> str:
     return "conjugated" if tensor.is_conj() else str(tensor.layout)
 
 
-def _check_memory(model: nn.Module) -> None:
+def _check_memory(named: Mapping[str, Tensor]) -> None:
     """Refuse tensors that share memory without being one object, as attach would separate them."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    tensors = [(name, local(tensor)) for name, tensor in named]
-    trained_names = {name for name, tensor in named if tensor.requires_grad}
+    trained_names = {name for name, tensor in named.items() if tensor.requires_grad}
     ranges = sorted(
         (
             (t.device.type, t.device.index or 0),
@@ -285,7 +283,7 @@ def _check_memory(model: nn.Module) -> None:
             name,
             name in trained_names,
         )
-        for name, t in tensors
+        for name, t in ((name, local(tensor)) for name, tensor in named.items())
         if t.numel()
     )
     device, end, owner, trained = None, 0, "", False
@@ -299,9 +297,7 @@ def _check_memory(model: nn.Module) -> None:
             device, end, owner, trained = where, stop, name, requires_grad
 
 
-def _check_optimizers(
-    optimizers: Sequence[torch.optim.Optimizer], model: nn.Module, names: dict[int, str]
-) -> None:
+def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]) -> None:
     held: set[int] = set()
     for optimizer in optimizers:
         own: set[int] = set()

@@ -83,7 +83,6 @@ class GradientSlot:
         if on_cpu and not state.casts and span.numel >= _SMALLEST_STREAM and self.outgoing.is_contiguous():
             self.stream = self.outgoing.view(-1).numpy()
 
-    @torch.no_grad()
     def take(self, given: Tensor | None, factor: float) -> None:
         """Copy a gradient, times `factor`, into the outgoing segment; zeros for none."""
         self._copy(given, factor)
@@ -342,8 +341,10 @@ class SegmentState:
     def spoil(self) -> None:
         """Bind NaN in place of a round's result, for scalers and other checks."""
         self.at = len(self.stages)
-        self.results.fill_(torch.nan)
         for gradient in self.gradients:
+            gradient.result.fill_(
+                torch.nan
+            )  # not what lies between them, which is sent where results overwrite it
             gradient.base, gradient.came = None, True
             gradient.parameter.grad = gradient.result
 

@@ -234,8 +234,9 @@ class GradientSync:
     def _finish_round(self) -> None:
         """Send the remaining segments, wait for all, and bind the results."""
         waiting = [state for state in self._segments if state.at < 0]
-        for state in waiting:
-            self._contribute_late(state)
+        with torch.no_grad():  # which a backward has off for its hooks
+            for state in waiting:
+                self._contribute_late(state)
         before = self._nonfinite_before
         adds_to_nonfinite = before is not None and any(state.adds_up for state in self._segments)
         finite = self._agreement is None or self._agree(self._agreement, waiting)

@@ -52,15 +52,18 @@ class MomentumState(dict[str, Any]):
             buffer = read.copy_(buffer)
         return {**{key: self[key] for key in self if key != BUFFER}, BUFFER: buffer}
 
-    @torch.no_grad()
     def take(self) -> bool:
         """Set the velocity from writes to the buffer, to zeros if it was removed; return whether it changed.
 
         A buffer without other references is dropped.
         """
-        value = super().get(BUFFER)
-        if value is _UNREAD:
+        if super().get(BUFFER) is _UNREAD:
             return False
+        with torch.no_grad():
+            return self._take_read()
+
+    def _take_read(self) -> bool:
+        value = super().get(BUFFER)
         if value is None:
             self._velocity.zero_()
             super().__setitem__(BUFFER, _UNREAD)
@@ -76,13 +79,13 @@ class MomentumState(dict[str, Any]):
             self._made = None
         return written
 
-    @torch.no_grad()
     def renew(self) -> None:
         """Let a buffer that was read hold the velocity of now, unless something has been written into it."""
         value = super().get(BUFFER)
         if isinstance(value, Tensor) and self._made is not None and self._is_as_made(value):
-            self._made.copy_(buffer_of(self._velocity, self._scale, self._parameter))
-            value.copy_(self._made)
+            with torch.no_grad():
+                self._made.copy_(buffer_of(self._velocity, self._scale, self._parameter))
+                value.copy_(self._made)
 
     def _is_as_made(self, value: Tensor) -> bool:
         # Not by its version, which `buffer.data.zero_()` leaves as it is.
