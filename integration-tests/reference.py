@@ -93,8 +93,10 @@ def segments_of(exchange: Exchange) -> list[Segment]:
                 runs.setdefault(layer % count, []).append(number)
             case Layers():
                 runs.setdefault(names[number].rpartition(".")[0], []).append(number)
-            case Model() | Bytes(size_mb=25.0):  # the toy is smaller
+            case Model():
                 runs.setdefault("all", []).append(number)
+            case Bytes(size_mb=size_mb, first_mb=first_mb) if min(size_mb, first_mb or size_mb) >= 1:
+                runs.setdefault("all", []).append(number)  # the toy is smaller
             case other:
                 raise NoReferenceError(other)
     segments = []

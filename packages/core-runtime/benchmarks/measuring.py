@@ -37,19 +37,18 @@ def run_ranks(script: str, rank: Callable[[], None], default_ranks: int = 4) -> 
         return
     program = [sys.executable, script, "--rank"]
     starter = WantedRanks(transport=given.transport).starter(program)
-    sys.exit(launch_here(starter, given.ranks, program, {"OMP_NUM_THREADS": "1"}))
+    sys.exit(launch_here(starter, given.ranks, program, lambda: "start it again", {"OMP_NUM_THREADS": "1"}))
 
 
 def init_gloo(peer: Peer) -> None:
-    """Start torch.distributed with Gloo among the same ranks; over hosts MASTER_ADDR names rank 0's."""
+    """Start torch.distributed with Gloo among the same ranks; over hosts MASTER_ADDR names rank 0's, netlab's apart."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import TCPStore
 
     port = gather(peer, free_port())[0]
     # A store of our own: under torchrun an address would be taken for that of torchrun's.
-    store = TCPStore(
-        os.environ.get("MASTER_ADDR", "127.0.0.1"), port, peer.size, peer.rank == 0, wait_for_workers=False
-    )
+    first = os.environ.get("MASTER_ADDR", "host0" if "NETLAB_HOST" in os.environ else "127.0.0.1")
+    store = TCPStore(first, port, peer.size, peer.rank == 0, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=peer.rank, world_size=peer.size)
 
 

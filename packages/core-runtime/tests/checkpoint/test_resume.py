@@ -30,7 +30,7 @@ LAYERS = "parameters.0.segments=layers"
 
 STRATEGIES: dict[str, tuple[Any, ...]] = {
     "sgd": ("sgd",),
-    "agd": ("agd",),
+    "agd": ("agd", "gradients.0.segments={name: bytes, size_mb: 0.001, first_mb: 0.0002}"),
     "local": ("local",),
     "periodic_average": ("periodic_average", "parameters.0.every=3"),
     "dpsgd": ("dpsgd",),

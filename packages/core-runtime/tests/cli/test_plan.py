@@ -226,12 +226,12 @@ def test_nothing_trainable_is_planned_for_too() -> None:
 def test_the_command_shows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     plan_command("agd", ("task.network=cnn",), 3)
     shown = capsys.readouterr().out
-    assert shown.startswith("agd: Synchronous SGD with each layer's allreduce overlapped with")
+    assert shown.startswith("agd: Synchronous SGD whose gradients are summed in buckets, each while")
     assert "3 ranks; task digits: 13,706 trainable parameters, 54.8 kB" in shown
     header, row = (line for line in shown.splitlines() if re.match(r"exchange |gradients", line))
     assert re.split(r"  +", row) == [
-        *("gradients.0", "allreduce", "world: 3 ranks", "4 (layers)", "656 B to 33 kB", "step", "backward"),
-        *("73.2 kB", "248 us", "2.00 x"),
+        *("gradients.0", "allreduce", "world: 3 ranks", "1 (bytes {size_mb: 8.0, first_mb: 1.0})", "54.9 kB"),
+        *("step", "backward", "73.2 kB", "128 us", "2.00 x"),
     ]
     assert len(re.split(r"  +", header)) == 10
     for word in ("Sent:", "Time: for a latency of ", "Memory: send and receive buffers"):
@@ -411,8 +411,10 @@ def test_the_share_of_computing_counts_who_is_late(capsys: pytest.CaptureFixture
     )
     assert "; 50% never, per rank" in told
     plan_command("agd", ("compute.step_s=100ms",), 4)
-    # The first layer, 8,320 numbers, is sent when backward has ended: 1.5 times 33 KB in 0.9 ms, beside latency.
-    assert "95% from 0.1 Gbit/s or less, 99% from 0.45 Gbit/s on" in " ".join(capsys.readouterr().out.split())
+    # The only bucket, 9,610 numbers, is sent when backward has ended: 1.5 times 38 KB in 0.9 ms, beside latency.
+    assert "95% from 0.1 Gbit/s or less, 99% from 0.543 Gbit/s on" in " ".join(
+        capsys.readouterr().out.split()
+    )
     plan_several(("sgd", "agd"), ("compute.step_s=100ms", late), 4, ())
     assert re.search(r"sgd .* 25%", capsys.readouterr().out)
 

@@ -40,9 +40,9 @@ def models(draw: st.DrawFn) -> list[ParameterSpan]:
     return named_spans(parameters)
 
 
-segmentations = st.one_of(
-    st.just(Model()), st.just(Layers()), st.floats(1e-5, 1e-2).map(lambda size_mb: Bytes(size_mb=size_mb))
-)
+sizes_mb = st.floats(1e-5, 1e-2)
+growing = st.builds(Bytes, sizes_mb, first_mb=sizes_mb)
+segmentations = st.one_of(st.just(Model()), st.just(Layers()), sizes_mb.map(Bytes), growing)
 
 
 @settings(max_examples=200, deadline=None)
@@ -94,6 +94,32 @@ def test_bytes_are_full_and_within_the_limit(
             assert nbytes([*run, following[0]]) > size_mb * MIB, "another parameter would have fitted"
 
 
+@settings(max_examples=200, deadline=None)
+@given(models(), growing, st.booleans())
+def test_each_segment_may_have_twice_the_last_one_s_bytes(
+    spans: list[ParameterSpan], segmentation: Bytes, backward: bool
+) -> None:
+    """Against the limits written out: first_mb, its double, its fourfold, ... of each dtype, at most size_mb."""
+    assert segmentation.first_mb is not None
+    for dtype in DTYPES:
+        cut = [run for run in partition(spans, segmentation, backward=backward) if run[0].dtype == dtype]
+        limits = [min(2**n * segmentation.first_mb, segmentation.size_mb) * MIB for n in range(len(cut))]
+        for run, limit in zip(cut, limits, strict=True):
+            assert nbytes(run) <= limit or nbytes(run[:1]) == nbytes(run), "one parameter may be larger"
+        for run, following, limit in zip(cut, cut[1:], limits, strict=False):
+            assert nbytes([*run, following[0]]) > limit, "another parameter would have fitted"
+
+
+@settings(max_examples=50, deadline=None)
+@given(models(), sizes_mb, st.booleans())
+def test_a_first_segment_of_full_size_changes_nothing(
+    spans: list[ParameterSpan], size_mb: float, backward: bool
+) -> None:
+    assert partition(spans, Bytes(size_mb, first_mb=size_mb), backward=backward) == partition(
+        spans, Bytes(size_mb), backward=backward
+    )
+
+
 @settings(max_examples=100, deadline=None)
 @given(models(), st.booleans())
 def test_layers_are_modules(spans: list[ParameterSpan], backward: bool) -> None:
@@ -132,6 +158,7 @@ def test_an_example_by_hand() -> None:
         (Layers(), [2, 2], [["1.bias", "1.weight"], ["0.bias", "0.weight"]]),
         (Bytes(size_mb=3 * 64 / MIB), [3, 1], [["1.bias", "1.weight", "0.bias"], ["0.weight"]]),
         (Bytes(size_mb=1 / MIB), [1, 1, 1, 1], [["1.bias"], ["1.weight"], ["0.bias"], ["0.weight"]]),
+        (Bytes(1, first_mb=64 / MIB), [1, 2, 1], [["1.bias"], ["1.weight", "0.bias"], ["0.weight"]]),
     ],
 )
 def test_order_of_segments(segmentation: Segmentation, forward: list[int], backward: list[list[str]]) -> None:

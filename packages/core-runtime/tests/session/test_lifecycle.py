@@ -193,7 +193,7 @@ def test_counters() -> None:
     def run(rank: int) -> tuple[float, int]:
         model = mlp()
         optimizer = sgd(model)
-        with hocket.attach(model, optimizer, "agd") as session:
+        with hocket.attach(model, optimizer, hocket.compose("agd", "gradients.0.segments=layers")) as session:
             steps(model, optimizer, session.data(batches(rank, 3)))
             return session.counters.bytes_sent, session.counters.exchanges
 

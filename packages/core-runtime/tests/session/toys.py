@@ -34,7 +34,7 @@ GRADIENT_STRATEGIES = (
     ("sgd",),
     ("sgd", "gradients.0.segments=layers"),
     ("agd", "gradients.0.segments=layers"),
-    ("agd", "gradients.0.segments={name: bytes, size_mb: 0.001}"),
+    ("agd", "gradients.0.segments={name: bytes, size_mb: 0.001, first_mb: 0.0002}"),
 )
 
 

@@ -35,9 +35,7 @@ RECIPES = (
     "sgp",
 )
 
-AGD: dict[str, Any] = {
-    "gradients": [{"collective": "allreduce", "segments": "layers", "overlap": "backward"}]
-}
+AGD: dict[str, Any] = {"gradients": [{"collective": "allreduce", "overlap": "backward"}]}
 
 
 def test_sgd_is_a_world_allreduce_of_the_gradients() -> None:

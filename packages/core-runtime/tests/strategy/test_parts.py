@@ -119,3 +119,9 @@ def test_groups_are_given_by_one_thing(fields: Any) -> None:
 def test_segments_have_a_finite_size(size_mb: float) -> None:
     with pytest.raises(ValueError, match="size_mb must be finite and more than 0"):
         Bytes(size_mb)
+
+
+@pytest.mark.parametrize("first_mb", [0, -1, float("nan")])
+def test_a_first_segment_has_a_size(first_mb: float) -> None:
+    with pytest.raises(ValueError, match="first_mb must be more than 0, or null"):
+        Bytes(25.0, first_mb)

@@ -90,7 +90,7 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("parameters", {"collective": "reduce"}, "collective", ["only the root would have the mean", "broadcast"]),
         ("parameters", {"collective": "sparse_allreduce"}, "collective", ["mean of sent values", "use it in gradients, or with an outer"]),
         ("gradients", {"over": {"name": "leaders", "size": 2}}, "over", ["ranks that lead no group", "group or world"]),
-        ("parameters", {"over": {"name": "leaders", "size": 2}}, "over", ["would not get the result", "{collective: broadcast, over: {name: group, size: 2}, segments: {name: bytes, size_mb: 25.0}, every: 1}"]),
+        ("parameters", {"over": {"name": "leaders", "size": 2}}, "over", ["would not get the result", "{collective: broadcast, over: {name: group, size: 2}, segments: {name: bytes, size_mb: 8.0, first_mb: 1.0}, every: 1}"]),
         ("parameters", {"collective": "gossip", "topology": "irregular_directed"}, "topology", ["do not add up to 1", "push_sum: true"]),
         ("gradients", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed"}, "topology", ["gradients have none"]),
         ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed", "compressor": "bf16"}, "compressor", ["push-sum weight is of the whole segment"]),
@@ -186,7 +186,7 @@ def test_what_the_refusals_recommend_composes(registry: Registry, slot: str, fie
         (
             {"segments": "layers"},
             "segments",
-            "segment by segment: use bytes (size_mb: 25.0), as gradients.0 does",
+            "segment by segment: use bytes (size_mb: 8.0, first_mb: 1.0), as gradients.0 does",
         ),
         ({"overlap": "backward"}, "overlap", "leave it at none, and choose the overlap in gradients.0"),
         ({"compressor": "clipped"}, "compressor", "works on a rank's own gradients, which gradients.0 sends"),

@@ -150,7 +150,8 @@ def test_exchanges_stand_in_torchs_profile() -> None:
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         profile = torch.profiler.profile() if hocket.join().rank == 0 else nullcontext()
-        with hocket.attach(model, optimizer, "agd") as session, profile as found:
+        strategy = hocket.compose("agd", "gradients.0.segments=layers")
+        with hocket.attach(model, optimizer, strategy) as session, profile as found:
             model(torch.ones(2, 3)).sum().backward()
             optimizer.step()
             session.gather(None)

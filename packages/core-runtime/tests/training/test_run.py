@@ -89,7 +89,11 @@ def test_what_a_run_leaves_behind(results: dict[str, Path]) -> None:
     assert rows[-1]["bytes_sent"] == pytest.approx(summary["bytes_sent_per_step"] * 240)
     assert 0 < summary["exposed_wait_fraction"] < 1
     assert config["ranks"] == 4
-    assert config["strategy"]["gradients"][0]["segments"] == {"name": "bytes", "size_mb": 25.0}
+    assert config["strategy"]["gradients"][0]["segments"] == {
+        "name": "bytes",
+        "size_mb": 25.0,
+        "first_mb": None,
+    }
     assert (folder / "metrics.png").read_bytes().startswith(b"\x89PNG")
 
 

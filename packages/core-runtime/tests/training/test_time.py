@@ -125,6 +125,7 @@ def test_backward_hides_all_but_the_last_layer_s_exchange(train: Train) -> None:
         ("layers", 0.06),
         ("{name: bytes, size_mb: 100}", 0.06),
         ("{name: bytes, size_mb: 0.04}", 0.02),
+        ("{name: bytes, first_mb: 0.02}", 0.06),
     ],
 )
 def test_backward_hides_as_much_as_is_predicted(segments: str, step_s: float, train: Train) -> None:

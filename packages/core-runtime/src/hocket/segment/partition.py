@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -144,25 +144,39 @@ class Bytes(Segmentation):
     Attributes:
         size_mb: a segment's size in MiB (2**20 bytes), more than 0; a larger parameter has a segment of its
             own.
+        first_mb: the size in MiB, more than 0, of a first segment that is to leave early; each further one may have
+            twice the size, up to `size_mb`. null for `size_mb`.
     """
 
     size_mb: float = 25.0
+    first_mb: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.size_mb < math.inf:
             raise ValueError(f"size_mb must be finite and more than 0, not {self.size_mb}")
+        if self.first_mb is not None and not self.first_mb > 0:
+            raise ValueError(f"first_mb must be more than 0, or null, not {self.first_mb}")
 
     def cut(self, parameters: Sequence[ParameterSpan]) -> list[list[ParameterSpan]]:
         runs: list[list[ParameterSpan]] = []
-        filled = 0.0
+        limits = self._limits()
+        filled = limit = 0.0
         for span in parameters:
             nbytes = span.cut_numel * span.dtype.itemsize
-            if not runs or filled + nbytes > self.size_mb * _BYTES_PER_MB:
+            if not runs or filled + nbytes > limit:
                 runs.append([])
-                filled = 0
+                filled, limit = 0.0, next(limits)
             runs[-1].append(span)
             filled += nbytes
         return runs
+
+    def _limits(self) -> Iterator[float]:
+        """Yield the bytes that each segment may have, unless it is one parameter."""
+        limit_mb = self.size_mb if self.first_mb is None else self.first_mb
+        while True:
+            limit_mb = min(limit_mb, self.size_mb)
+            yield limit_mb * _BYTES_PER_MB
+            limit_mb *= 2
 
 
 class Pattern(StrEnum):

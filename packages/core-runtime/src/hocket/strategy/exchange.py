@@ -82,7 +82,7 @@ class Exchange(Configured):
     over: Scope = field(default_factory=World)
     topology: Topology | None = None
     compressor: Compressor | None = None
-    segments: Segmentation = field(default_factory=Bytes)
+    segments: Segmentation = field(default_factory=lambda: Bytes(size_mb=8.0, first_mb=1.0))
     every: int | Every = 1
     overlap: Overlap = Overlap.NONE
     progress: ProgressMode = ProgressMode.INLINE
