@@ -270,7 +270,7 @@ def test_plain_allreduce_is_as_fast_as_the_best_from_the_bandwidth_that_is_said(
 
 
 def test_an_own_strategy_is_a_row(tmp_path: Path) -> None:
-    exchange = "{collective: allreduce, every: 20}"
+    exchange = "{collective: allreduce, segments: bytes, every: 20}"  # as periodic_average has them
     (tmp_path / "mine.yaml").write_text(f"strategy: {{parameters: [{exchange}]}}\n")
     mine = str(tmp_path / "mine.yaml")
     told = Told(mine, *SITUATION)
