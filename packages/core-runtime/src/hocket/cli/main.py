@@ -86,9 +86,7 @@ def run(
     type=Folder(path_type=Path, file_okay=False),
     help="Folder for the results of the script's first session, as of `hocket run`; default: none.",
 )
-@click.option(
-    "--trace", is_flag=True, help="Write trace.json.gz, for https://ui.perfetto.dev, to the results."
-)
+@click.option("--trace", is_flag=True, help="Write trace.json.gz, for ui.perfetto.dev, to the results.")
 @click.option("--report", is_flag=True, help="Write report.html, a page with figures, to the results.")
 @click.argument("script", metavar="SCRIPT.py|PROGRAM")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")

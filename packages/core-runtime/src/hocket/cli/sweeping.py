@@ -8,13 +8,11 @@ import itertools
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,15 +22,15 @@ from hocket.checkpoint.folder import complete
 from hocket.cli.combinations import Combination, combinations
 from hocket.cli.comparing import PAGE, compare_command
 from hocket.cli.folders import files_of_run
+from hocket.cli.sweep_run import OUTPUT, SweepRun
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.comparison.group import differing_settings
 from hocket.config.settings import DESCRIPTIVE
 from hocket.disk import write_text
 from hocket.errors import UserError, reason, some
-from hocket.own_files import claim, is_marked, refuse_foreign
+from hocket.own_files import claim, refuse_foreign
 from hocket.pictures import NO_PICTURE
-from hocket.results import CHECKPOINTS, CONFIG, SOURCE, STARTS, SUMMARY, SWEPT_CONFIG
-from hocket.results.history import read_summary
+from hocket.results import CHECKPOINTS, CONFIG, SOURCE, STARTS, SWEPT_CONFIG
 from hocket.results.kept_config import differing_keys
 from hocket.results.provenance import (
     add_start,
@@ -41,15 +39,11 @@ from hocket.results.provenance import (
     describe_start,
     module_contents,
 )
-from hocket.training.observer import text_of_metrics
 from hocket.training.run import RunConfig, load_run, resolved
 from hocket.transport.joining import launched
-from hocket.transport.rank_process import own_python, threads_per_rank
 
-__all__ = ["OUTPUT", "SweepRun", "carry_out_in", "sweep_command"]
+__all__ = ["carry_out_in", "sweep_command"]
 
-#: The file of a run's output, in its folder.
-OUTPUT = "output.txt"
 _LOCK = ".sweep.lock"
 
 #: The keys that may differ from an earlier run of the same combination.
@@ -141,14 +135,18 @@ def carry_out_in(
         for line in notes:
             print(line, flush=True)
         failed = _carry_out(runs, jobs, lock, code)
-        ended = [run.folder for run in runs if run not in failed]
-        if ended:
-            drawn = find_spec("plotly") is not None
-            compare_command(ended, (), (), folder if drawn else None)
-            if not drawn:
-                print(NO_PICTURE)
+        _compare([run.folder for run in runs if run not in failed], folder)
     _say_what_is_left(runs, failed)
     return 1 if failed else 0
+
+
+def _compare(ended: Sequence[Path], folder: Path) -> None:
+    """Print a table of the runs that have ended, and draw the page where Plotly is."""
+    if ended:
+        drawn = find_spec("plotly") is not None
+        compare_command(ended, (), (), folder if drawn else None)
+        if not drawn:
+            print(NO_PICTURE)
 
 
 def _list(folder: Path, runs: Sequence[SweepRun], jobs: int, notes: Sequence[str]) -> None:
@@ -176,95 +174,6 @@ def _say_what_is_left(runs: Sequence[SweepRun], failed: Sequence[SweepRun]) -> N
             f"back, of which earlier runs keep a copy in `{SOURCE}`, and repeat the command; or sweep the new code "
             "into another folder with --out",
             file=sys.stderr,
-        )
-
-
-@dataclass(eq=False)
-class SweepRun(ABC):
-    """One run of a sweep in its folder.
-
-    Attributes:
-        is_ended: True once the run was asked to save itself and end, or never to start.
-    """
-
-    folder: Path
-    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    is_ended: bool = field(default=False, init=False)
-    _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
-
-    @property
-    @abstractmethod
-    def goes_on(self) -> bool:
-        """True if the run was begun and has left something to continue from."""
-
-    @property
-    @abstractmethod
-    def ranks(self) -> int:
-        """The number of its ranks."""
-
-    @abstractmethod
-    def check_folder(self) -> None:
-        """Refuse a folder that holds another run.
-
-        Raises:
-            UserError: it holds a run of other settings, or of other code that would not begin anew; names them.
-        """
-
-    @abstractmethod
-    def prepare(self) -> tuple[list[str], dict[str, str]]:
-        """Write what the run needs into its folder, and return its command and its variables."""
-
-    @property
-    def has_ended(self) -> bool:
-        """True if the run has ended and its results are complete."""
-        return (self.folder / SUMMARY).exists()
-
-    def carry_out(self, lock: int, jobs: int) -> int:
-        """Carry out the run, or the rest of it, in processes of its own, and return the exit status."""
-        with self._starting:
-            if self.is_ended:
-                return -signal.SIGTERM
-            self._process = self._start(lock, jobs)
-        return self._process.wait()
-
-    def _start(self, lock: int, jobs: int) -> subprocess.Popen[bytes]:
-        self.folder.mkdir(exist_ok=True)
-        resumes = self.goes_on
-        if not resumes or is_marked(self.folder):
-            claim(self.folder, SWEPT_CONFIG, OUTPUT)
-        command, variables = self.prepare()
-        print(f"{self.folder.name}: {'goes on' if resumes else 'begins'}", flush=True)
-        threads = threads_per_rank(jobs * self.ranks)
-        with (self.folder / OUTPUT).open("a" if resumes else "w") as output:
-            return subprocess.Popen(
-                [*own_python(), "-m", "hocket", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={"OMP_NUM_THREADS": str(threads), **os.environ, **variables},
-                pass_fds=(lock,),  # held as long as the run goes on, even if the sweep is killed
-                start_new_session=True,  # Ctrl-C reaches the sweep alone, which asks its runs to save and end
-            )
-
-    def end(self) -> None:
-        """Ask the run to save itself and end, or never to start."""
-        with self._starting:
-            self.is_ended = True
-            if self._process is not None:
-                self._process.terminate()
-
-    def outcome(self, status: int) -> str:
-        """Return the run's result, or its failure, in one line."""
-        if status == 0 and self.has_ended:
-            summary = read_summary(self.folder / SUMMARY)
-            validated = text_of_metrics(summary)
-            warned = "".join(f"; warning: {each}" for each in summary.get("warnings", ()))
-            return f"{f'validation {validated} ' if validated else ''}after {summary['steps']} steps{warned}"
-        output = self.folder / OUTPUT
-        lines = output.read_text(errors="replace").splitlines() or [""]
-        said = next((line for line in reversed(lines) if line.startswith("hocket: ")), lines[-1])
-        return (
-            f"failed with exit status {status}: {said.removeprefix('hocket: ')} ({os.path.relpath(output)})"
         )
 
 

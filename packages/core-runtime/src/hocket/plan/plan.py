@@ -117,15 +117,11 @@ def plan(
     numel = sum(span.numel for span in spans)
     if island > 1:
         spans = [replace(s, numel=-(-s.numel // island), whole_numel=s.numel) for s in spans]
-    exchanges = tuple(
-        _with_buffers(
-            _planned(exchange, spans, placement, network, strategy, shared_bytes, in_pieces=island > 1),
-            model,
-            placement,
-            network,
-        )
+    planned = (
+        _planned(exchange, spans, placement, network, strategy, shared_bytes, in_pieces=island > 1)
         for exchange in strategy.exchanges
     )
+    exchanges = tuple(_with_buffers(each, model, placement, network) for each in planned)
     nbytes = sum(span.numel * span.dtype.itemsize for span in spans)
     num_buffers = len(averaged_buffers(model))
     return Plan(strategy, placement.size, numel, nbytes, num_buffers, exchanges, island > 1)

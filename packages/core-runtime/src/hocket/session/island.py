@@ -26,6 +26,12 @@ __all__ = ["Island", "find_island", "mesh_of", "shares_of"]
 
 _log = logging.getLogger("hocket")
 
+_ONE_ISLAND = (
+    "the model is sharded over all %d ranks, so that there is one island, and nothing is exchanged: shard it over a "
+    "part of them, mesh = init_device_mesh(device, (islands, ranks of each), mesh_dim_names=('island', 'shard')); "
+    "fully_shard(model, mesh=mesh['shard'])"
+)
+
 #: Names of a mesh's dimensions whose ranks compute with the same samples, if the model is sharded by FSDP, too.
 _SAME_SAMPLES = ("tp", "cp", "sp", "tensor_parallel", "context_parallel", "sequence_parallel")
 
@@ -173,22 +179,8 @@ def find_island(peer: Peer, mesh: DeviceMesh, model: nn.Module, same_samples: Se
     from torch import distributed
 
     gathered = gather(peer, [distributed.get_rank(), _ranks_of(mesh), list(mesh.mesh.shape)])
-    rank_of = {theirs: rank for rank, (theirs, _, _) in enumerate(gathered)}
-    islands = sorted({tuple(rank_of.get(rank, -1) for rank in ranks) for _, ranks, _ in gathered}, key=min)
-    listed = ", ".join("-".join(map(str, ranks)) for ranks in islands)
-    if len(rank_of) < peer.size or any(-1 in ranks for ranks in islands):
-        raise AttachError(
-            "torch.distributed does not number the same ranks as this session: start all islands as one job, with one "
-            "init_process_group over all ranks"
-        )
-    if len({str(shape) for _, _, shape in gathered}) > 1:
-        raise AttachError(
-            f"islands of different shapes (ranks {listed}): shard the model alike on all of them"
-        )
-    if sorted(rank for ranks in islands for rank in ranks) != list(range(peer.size)):
-        raise AttachError(
-            f"islands overlap (ranks {listed}): give each rank's mesh to one replica of the model"
-        )
+    islands = _islands_in(gathered)
+    listed = _listed(islands)
     place, ranks = next((ranks.index(peer.rank), ranks) for ranks in islands if peer.rank in ranks)
     share, shares = _share(mesh, _together(mesh, model, same_samples))
     number = islands.index(ranks)
@@ -211,13 +203,39 @@ def find_island(peer: Peer, mesh: DeviceMesh, model: nn.Module, same_samples: Se
         f"{len(islands) * shares} shares of the samples",
     )
     if found.is_main and len(islands) == 1 and peer.size > 1:
-        _log.warning(
-            "the model is sharded over all %d ranks, so that there is one island, and nothing is exchanged: shard it "
-            "over a part of them, mesh = init_device_mesh(device, (islands, ranks of each), mesh_dim_names=('island', "
-            "'shard')); fully_shard(model, mesh=mesh['shard'])",
-            peer.size,
-        )
+        _log.warning(_ONE_ISLAND, peer.size)
     return found
+
+
+def _islands_in(gathered: Sequence[tuple[int, list[int], list[int]]]) -> list[tuple[int, ...]]:
+    """Return the ranks of each island, by the session's numbers.
+
+    Args:
+        gathered: of each rank its number in torch.distributed, the numbers of its mesh's ranks, and the mesh's shape.
+
+    Raises:
+        AttachError: islands differ in shape, overlap, or leave ranks out.
+    """
+    rank_of = {theirs: rank for rank, (theirs, _, _) in enumerate(gathered)}
+    islands = sorted({tuple(rank_of.get(rank, -1) for rank in ranks) for _, ranks, _ in gathered}, key=min)
+    if len(rank_of) < len(gathered) or any(-1 in ranks for ranks in islands):
+        raise AttachError(
+            "torch.distributed does not number the same ranks as this session: start all islands as one job, with one "
+            "init_process_group over all ranks"
+        )
+    if len({str(shape) for _, _, shape in gathered}) > 1:
+        raise AttachError(
+            f"islands of different shapes (ranks {_listed(islands)}): shard the model alike on all of them"
+        )
+    if sorted(rank for ranks in islands for rank in ranks) != list(range(len(gathered))):
+        raise AttachError(
+            f"islands overlap (ranks {_listed(islands)}): give each rank's mesh to one replica of the model"
+        )
+    return islands
+
+
+def _listed(islands: Sequence[Sequence[int]]) -> str:
+    return ", ".join("-".join(map(str, ranks)) for ranks in islands)
 
 
 def _ranks_of(mesh: DeviceMesh) -> list[int]:

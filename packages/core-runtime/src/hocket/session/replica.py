@@ -77,9 +77,8 @@ class Replica:
             self._take_from_rank0(peer)
         devices = [p.device for p in model.parameters() if p.requires_grad]
         # One rank alone sends to nobody, and its transport has no such lanes.
-        self.ranks = find_ranks(
-            peer, devices[0] if lanes_on_device and peer.size > 1 and devices else None, island
-        )
+        on_device = lanes_on_device and peer.size > 1 and devices
+        self.ranks = find_ranks(peer, devices[0] if on_device else None, island)
         self.storage = (ShardStorage if island.own else ParameterStorage)(model, self.ranks.host)
         #: Those but the CPU that parameters lie on.
         self._devices = {p.device for p in self.storage.parameters.values()} - {torch.device("cpu")}

@@ -99,10 +99,8 @@ class ReplicaSession(EngineSession):
         self._replica, self.storage, self._weights = replica, replica.storage, replica.weights
         self._held = {id(whole_of(parameter)) for parameter in self.storage.parameters.values()}
         self._nonfinite = NonFiniteSteps(replica, self.rank)
-        exchanges = given.strategy.exchanges or given.strategy.phases
-        self._windows = self.windows = Windows(
-            self.peer if self.size > 1 and exchanges else None, alone=self.size == 1
-        )
+        exchanges = self.size > 1 and (given.strategy.exchanges or given.strategy.phases)
+        self._windows = self.windows = Windows(self.peer if exchanges else None, alone=self.size == 1)
         self._read_ahead = ReadAhead()
         #: Whether batches that were fetched in the last pass may wait to be trained with.
         self._pass_may_go_on = False

@@ -146,8 +146,8 @@ def launch(
     allow_files(ranks)
     hosts = starter.hosts
     here = sum(host.ranks for host in hosts if are_here([host])) if hosts else ranks
-    most = max((host.ranks for host in hosts), default=ranks)
-    variables = {**variables_of_ranks(most), PID_FOLDER_VARIABLE: str(folder), **(environment or {})}
+    variables = variables_of_ranks(max((host.ranks for host in hosts), default=ranks))
+    variables |= {PID_FOLDER_VARIABLE: str(folder), **(environment or {})}
     note_host(folder)
     report = Report(folder, here)
     job = starter.start(ranks, program, variables, report, ready)

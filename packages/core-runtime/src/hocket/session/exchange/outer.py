@@ -56,15 +56,9 @@ class OuterSegment:
         self._exchange, self._outer = exchange, exchange.outer
         self._segment, self._pieces = segment, pieces
         data = segment.outgoing[: segment.numel]
-        device = torch.device("cpu") if exchange.offload else data.device
-        pinned = exchange.offload and data.device.type == "cuda"
-
-        def zeros() -> Tensor:
-            return torch.zeros_like(data, device=device, pin_memory=pinned)
-
         #: φ, flat.
-        self.parameters = zeros()
-        self._state = {name: zeros() for name in self._outer.remembers}
+        self.parameters = _zeros_like(data, exchange)
+        self._state = {name: _zeros_like(data, exchange) for name in self._outer.remembers}
         # θ when it was sent, for merges that ask.
         self._sent = torch.zeros_like(data) if exchange.keeps_sent else None
         # What batches have counted since θ was sent, and in how many steps.
@@ -276,6 +270,13 @@ class OuterSegment:
         if not self._is_outer:  # parameters are as they were saved
             self._had_moved.copy_(self._moved_share > 0)
             self._note_sums()
+
+
+def _zeros_like(data: Tensor, exchange: Exchange) -> Tensor:
+    """Return zeros where an exchange keeps its outer parameters: beside the data, or in host memory."""
+    if not exchange.offload:
+        return torch.zeros_like(data)
+    return torch.zeros_like(data, device=torch.device("cpu"), pin_memory=data.device.type == "cuda")
 
 
 def _target_in(pieces: Pieces, own: slice) -> Tensor:

@@ -87,8 +87,7 @@ class ParameterMix:
         any_frozen: Callable[[], bool],
         island: Island,
     ) -> None:
-        self.opened = opened
-        exchange = opened.exchange
+        self.opened, exchange = opened, opened.exchange
         self._buffers, self._num_segments, self._take_values = buffers, num_segments, take_values
         self.overlap, self._delay, self._merges = exchange.overlap, exchange.delay, exchange.merge
         self._places = {s.index: (s, pieces) for s, pieces in zip(opened.segments, places, strict=True)}
@@ -108,10 +107,8 @@ class ParameterMix:
         self.unrounded = self._open_unrounded()
         #: The outer parameters of each segment, by its index; empty where there are none.
         self.outer: dict[int, OuterSegment] = {}
-        if exchange.outer is not None:
-            self.outer = {
-                i: OuterSegment(exchange, *place, any_frozen, island) for i, place in self._places.items()
-            }
+        for index, place in self._places.items() if exchange.outer is not None else ():
+            self.outer[index] = OuterSegment(exchange, *place, any_frozen, island)
         self._weights_lane = self._open_weights_lane()
         # The segments whose parameters hold x, and not x / w.
         self._biased: set[int] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -50,10 +51,7 @@ class Phases:
     def __init__(
         self, strategy: Strategy, replica: Replica, counters: Counters, observer: Observer | None, step: int
     ) -> None:
-        self._strategy = strategy
-        self._replica = replica
-        self._counters = counters
-        self._observer = observer
+        self._strategy, self._replica, self._counters, self._observer = strategy, replica, counters, observer
         #: Whether the replicas hold the same bits now, if exchanges keep them so.
         self._equal = replica.begins_equal
         self._warned_of_rates = False
@@ -184,11 +182,8 @@ class Phases:
         replica, exchange = self._replica, self.active.strategy.outer
         outer = None if exchange is None else OuterValues(exchange, replica.storage, replica.ranks.placement)
         tensors = [] if self.replicas_equal or outer else list(replica.storage.flats)
-        tensors += [
-            flat
-            for flat in replica.storage.flats
-            if self.replicas_equal and any(flat is each for each in apart)
-        ]
+        if self.replicas_equal:
+            tensors += [flat for flat in replica.storage.flats if any(flat is each for each in apart)]
         alone = replica.ranks.peer.size == 1
         beside = None if alone else replica.beside.differing(others=whole)
         return Consensus([] if alone else tensors, self.active.parameters, replica.lane, outer, beside)
@@ -238,8 +233,7 @@ class Phases:
         if not tensors:
             return 0.0
         squares = gather(squared_distance(tensors, self._replica.lane, self._replica.holders))
-        distance: float = float(sum(squares) / self._replica.ranks.peer.size) ** 0.5
-        return distance
+        return math.sqrt(sum(squares) / self._replica.ranks.peer.size)
 
     def finish(self) -> None:
         """Finish all ranks' exchanges before `close`, even if parameters were replaced meanwhile; collective.

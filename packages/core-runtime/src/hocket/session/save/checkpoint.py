@@ -168,10 +168,8 @@ class Checkpoints:
                 manifest = patiently(lambda: Manifest.read(path))
                 ranks = [peer.rank] if manifest.ranks == peer.size else range(manifest.ranks)
                 first = stack.enter_context(StateFile(path / rank_file(0)))
-                opened = [
-                    stack.enter_context(StateFile(path / rank_file(rank), first)) if rank else first
-                    for rank in ranks
-                ]
+                others = ((rank, path / rank_file(rank)) for rank in ranks)
+                opened = [stack.enter_context(StateFile(at, first)) if n else first for n, at in others]
                 for file in opened:
                     _check_run(manifest, file)
                 files.extend(self._of_this_place(opened))
