@@ -18,7 +18,7 @@ import hocket
 from hocket.cli.main import cli
 from hocket.delays import Delays, Fixed, RandomSubset
 from hocket.errors import UserError
-from hocket.plan.advice import CLOSE, ERROR, PLAIN, Advice, Candidate, Situation, predict
+from hocket.plan.advice import CLOSE, ERROR, PLAIN, Advice, AdvisedStrategy, TrainingSituation, predict
 from hocket.plan.lateness import LOOKED_AT, held_up_seconds
 from hocket.plan.plan import Plan, plan
 from hocket.plugin import Registry
@@ -161,19 +161,21 @@ def test_a_row_is_marked_and_its_command_composes() -> None:
     assert told.rows[marked]["faster"] == pytest.approx(plain_s / told.step_s(marked))
 
 
-def advice_of(*rivals: Candidate, by_accuracy: bool = False) -> Advice:
+def advice_of(*rivals: AdvisedStrategy, by_accuracy: bool = False) -> Advice:
     """Compare strategies with plain allreduce where sending takes most of a step."""
-    plain = Candidate(PLAIN, PLAIN, hocket.compose(PLAIN), is_exact=True)
-    situation = Situation(model(), Placement.of_counts([1, 1]), NETWORK, 0.01, by_accuracy=by_accuracy)
+    plain = AdvisedStrategy(PLAIN, PLAIN, hocket.compose(PLAIN), is_exact=True)
+    situation = TrainingSituation(
+        model(), Placement.of_counts([1, 1]), NETWORK, 0.01, by_accuracy=by_accuracy
+    )
     return Advice.of(situation, [plain, *rivals])
 
 
 def averaging(
     every: int, loss: float | None = None, points: float | None = None, *, is_own: bool = False
-) -> Candidate:
+) -> AdvisedStrategy:
     strategy = hocket.compose("periodic_average", f"parameters.0.every={every}")
     name = f"every{every}"
-    return Candidate(name, name, strategy, loss_percent=loss, accuracy_points=points, is_own=is_own)
+    return AdvisedStrategy(name, name, strategy, loss_percent=loss, accuracy_points=points, is_own=is_own)
 
 
 def test_the_marked_row_costs_least_among_the_fastest() -> None:

@@ -19,7 +19,7 @@ from hocket.cli.table import show_table
 from hocket.quantities import format_bits_per_second, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from hocket.plan.advice import Advice, Row, Situation
+    from hocket.plan.advice import Advice, AdviceRow, TrainingSituation
 
 __all__ = ["recommend_command", "recommend_options"]
 
@@ -130,20 +130,20 @@ def _show_head(advice: Advice) -> None:
     print()
 
 
-def _hosts(situation: Situation) -> str:
+def _hosts(situation: TrainingSituation) -> str:
     hosts, ranks = len(set(situation.placement.hosts)), situation.placement.size
     if ranks % hosts:
         return f"{ranks} ranks on {hosts} hosts"
     return f"{hosts} host{'s' * (hosts > 1)} x {ranks // hosts} rank{'s' * (ranks > hosts)}"
 
 
-def _late(situation: Situation) -> str:
+def _late(situation: TrainingSituation) -> str:
     from hocket.cli.plan_text import title
 
     return "" if situation.delays is None else f"; late ranks: {title(situation.delays)}"
 
 
-def _show_table(advice: Advice, rows: Iterable[Row]) -> None:
+def _show_table(advice: Advice, rows: Iterable[AdviceRow]) -> None:
     cells = [
         (
             "*" if row is advice.best else "",
@@ -158,7 +158,7 @@ def _show_table(advice: Advice, rows: Iterable[Row]) -> None:
     show_table(_HEADERS, cells, numbers=_HEADERS[2:])
 
 
-def _costs(row: Row) -> tuple[str, str]:
+def _costs(row: AdviceRow) -> tuple[str, str]:
     """Return the measured loss and accuracy against synchronous SGD."""
     candidate = row.candidate
     if candidate.is_exact:
@@ -188,14 +188,14 @@ def _advised(advice: Advice) -> Iterator[str]:
     )
 
 
-def _footnotes(rows: Sequence[Row], absent: Sequence[str]) -> Iterator[str]:
+def _footnotes(rows: Sequence[AdviceRow], absent: Sequence[str]) -> Iterator[str]:
     if any(row.candidate.loss_percent is not None for row in rows):
         yield "Loss (AdamW), accuracy (SGD): against sgd, from scratch (docs/atlas)."
     missing = f"; not installed: {len(absent)} packages (hocket plugins)" if absent else ""
     yield f"More: --explain, --all, --json{missing}"
 
 
-def _explain(advice: Advice, rows: Sequence[Row], left: Mapping[str, str]) -> None:
+def _explain(advice: Advice, rows: Sequence[AdviceRow], left: Mapping[str, str]) -> None:
     """Print what the rows change, what that cost in which test, and what predictions assume."""
     for row in rows:
         costs, level = row.prediction, advice.least_bandwidth(row)
@@ -218,7 +218,7 @@ def _explain(advice: Advice, rows: Sequence[Row], left: Mapping[str, str]) -> No
     say(_assumptions(advice.situation))
 
 
-def _assumptions(situation: Situation) -> Iterator[str]:
+def _assumptions(situation: TrainingSituation) -> Iterator[str]:
     from hocket.cli.plan_text import ASSUMED_OVERLAP, HOSTS
 
     yield f"Exchanges take the time that `hocket plan` shows, one at a time. {ASSUMED_OVERLAP}"

@@ -18,7 +18,7 @@ from hocket.cli.network_options import model_asked, network_overrides
 from hocket.config.source import SLOTS, Target, based_on, parse_override
 from hocket.delays import RandomSubset
 from hocket.errors import ConfigError, HocketError, UserError
-from hocket.plan.advice import Candidate, Situation
+from hocket.plan.advice import AdvisedStrategy, TrainingSituation
 from hocket.plugin import Registry
 from hocket.plugin.discovery import KNOWN_WORDS, TASKS
 from hocket.quantities import read, seconds
@@ -123,7 +123,7 @@ class Asked:
         there = {TASKS, *self.registry.installed()}
         return [f"hocket-{word}" for word in KNOWN_WORDS if word not in there]
 
-    def situation(self) -> Situation:
+    def situation(self) -> TrainingSituation:
         """Return the situation that the options and the run describe."""
         from hocket.cli.checking import check_run
         from hocket.plan.models import model_of
@@ -143,7 +143,7 @@ class Asked:
                 raise UserError(f"--late among {placement.size} ranks: {error}") from error
         is_named = self.optimizer is not None or (self.target is not None and os.path.exists(self.target))
         by_accuracy = is_named and base.optimizer.class_name == "sgd"
-        return Situation(
+        return TrainingSituation(
             model, placement, base.network, self._step_s(), base.delays, base.seed, by_accuracy, self.measure
         )
 
@@ -171,9 +171,9 @@ class Asked:
             raise UserError("--step: a step computes for more than 0 s")
         return step_s
 
-    def candidates(self, situation: Situation) -> tuple[list[Candidate], dict[str, str]]:
+    def candidates(self, situation: TrainingSituation) -> tuple[list[AdvisedStrategy], dict[str, str]]:
         """Return the strategies to compare, and the reasons by name of those that are left out."""
-        found: list[Candidate] = []
+        found: list[AdvisedStrategy] = []
         left: dict[str, str] = {}
         self.registry.load_installed()
         for recipe in self.registry.recipes():
@@ -188,7 +188,7 @@ class Asked:
                 left[Path(self.target).name] = str(error)
         return found, left
 
-    def _of_recipe(self, name: str, situation: Situation) -> list[Candidate]:
+    def _of_recipe(self, name: str, situation: TrainingSituation) -> list[AdvisedStrategy]:
         from hocket.strategy.compose import compose
 
         run = load_run(self.based_on(name), self.of_run, registry=self.registry)
@@ -207,10 +207,12 @@ class Asked:
         shown = ", ".join([name, *map(_last_key, about.measured_with)])
         costs = (about.loss_percent, about.accuracy_points) if is_usual else (None, None)
         known = tuple(filter(None, notes))
-        candidate = Candidate(shown, " ".join(names), strategy, is_exact, False, *costs, known)
+        candidate = AdvisedStrategy(shown, " ".join(names), strategy, is_exact, False, *costs, known)
         return [self._checked(candidate, run, situation)]
 
-    def _with_own(self, found: Sequence[Candidate], situation: Situation) -> list[Candidate]:
+    def _with_own(
+        self, found: Sequence[AdvisedStrategy], situation: TrainingSituation
+    ) -> list[AdvisedStrategy]:
         """Return the candidates with the user's own strategy, unless it exchanges nothing."""
         assert self.target is not None
         run = load_run(self.target, self.overrides, registry=self.registry)
@@ -225,10 +227,12 @@ class Asked:
         name = ", ".join([_name_of(self.target), *map(_last_key, self.of_strategy)])
         if reached[-1]:
             name += f", from step {reached[-1]} on"
-        own = Candidate(name, " ".join([self.target, *self.of_strategy]), strategy, is_own=True)
+        own = AdvisedStrategy(name, " ".join([self.target, *self.of_strategy]), strategy, is_own=True)
         return [*found, self._checked(own, run, situation)]
 
-    def _checked(self, candidate: Candidate, run: RunConfig, situation: Situation) -> Candidate:
+    def _checked(
+        self, candidate: AdvisedStrategy, run: RunConfig, situation: TrainingSituation
+    ) -> AdvisedStrategy:
         """Return a candidate that works here.
 
         Raises:

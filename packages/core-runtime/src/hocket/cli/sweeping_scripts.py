@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hocket.cli.combinations import chosen_values, target_and_overrides
-from hocket.cli.sweeping import OUTPUT, SweepRun, carry_out_in
+from hocket.cli.sweep_run import OUTPUT, SweepRun
+from hocket.cli.sweeping import carry_out_in
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.config.source import SLOTS
 from hocket.errors import UserError, some

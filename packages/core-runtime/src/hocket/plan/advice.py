@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 
     from hocket.delays import Delays
 
-__all__ = ["CLOSE", "ERROR", "PLAIN", "Advice", "Candidate", "Prediction", "Row", "Situation", "predict"]
+__all__ = [
+    "CLOSE",
+    "ERROR",
+    "PLAIN",
+    "Advice",
+    "AdvisedStrategy",
+    "Prediction",
+    "AdviceRow",
+    "TrainingSituation",
+    "predict",
+]
 
 #: The recipe that changes nothing and sends while backward goes on, as DDP does.
 PLAIN = "agd"
@@ -67,7 +77,7 @@ def predict(plan: Plan, step_s: float, held_up_s: float = 0.0, packing_s: float 
 
 
 @dataclass(frozen=True)
-class Candidate:
+class AdvisedStrategy:
     """A strategy to compare.
 
     Attributes:
@@ -96,7 +106,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Situation:
+class TrainingSituation:
     """The model, hosts and network for which strategies are compared.
 
     Attributes:
@@ -132,7 +142,7 @@ class Situation:
             if not any(each.takes_place(len(part)) for part in each.over.parts(self.placement))
         )
 
-    def predict(self, candidate: Candidate) -> Prediction:
+    def predict(self, candidate: AdvisedStrategy) -> Prediction:
         """Predict a candidate's step."""
         from hocket.plan.lateness import held_up_seconds
         from hocket.plan.packing_time import packing_seconds
@@ -142,14 +152,14 @@ class Situation:
             held_up_s = held_up_seconds(costs, self.step_s, self.delays, self.seed)
         return predict(costs, self.step_s, held_up_s, packing_seconds(costs) if self.packs else 0.0)
 
-    def step_seconds(self, row: Row, bandwidth: float) -> float:
+    def step_seconds(self, row: AdviceRow, bandwidth: float) -> float:
         """Return a row's seconds per step with links of `bandwidth` bits per second."""
         exposed_s = exposed_seconds(self.plan(row.candidate.strategy, bandwidth), self.step_s)
         return row.prediction.step_s - row.prediction.exposed_s + exposed_s
 
 
 @dataclass(frozen=True)
-class Row:
+class AdviceRow:
     """A candidate with its prediction.
 
     Attributes:
@@ -157,7 +167,7 @@ class Row:
         cost: the measured loss in per cent or accuracy in points, more being worse; infinite if not measured.
     """
 
-    candidate: Candidate
+    candidate: AdvisedStrategy
     prediction: Prediction
     faster: float
     cost: float
@@ -173,16 +183,16 @@ class Advice:
         plain: plain allreduce's row.
     """
 
-    situation: Situation
-    rows: tuple[Row, ...]
-    plain: Row = field(init=False)
+    situation: TrainingSituation
+    rows: tuple[AdviceRow, ...]
+    plain: AdviceRow = field(init=False)
 
     @classmethod
-    def of(cls, situation: Situation, candidates: Sequence[Candidate]) -> Advice:
+    def of(cls, situation: TrainingSituation, candidates: Sequence[AdvisedStrategy]) -> Advice:
         """Predict all candidates, of which one is plain allreduce."""
         predictions = {each.name: situation.predict(each) for each in candidates}
         rows = (
-            Row(
+            AdviceRow(
                 each,
                 predictions[each.name],
                 predictions[PLAIN].step_s / predictions[each.name].step_s,
@@ -197,7 +207,7 @@ class Advice:
         object.__setattr__(self, "plain", plain)
 
     @property
-    def best(self) -> Row:
+    def best(self) -> AdviceRow:
         """The row of least measured cost among the fastest, as far as predictions can tell; else plain allreduce."""
         faster = [row for row in self.rows if row.faster > CLOSE and row.cost < math.inf]
         if not faster:
@@ -205,13 +215,13 @@ class Advice:
         near = [row for row in faster if row.prediction.step_s <= ERROR * faster[0].prediction.step_s]
         return min(near, key=lambda row: (row.cost, row.prediction.step_s))
 
-    def shown(self, most: int) -> list[Row]:
+    def shown(self, most: int) -> list[AdviceRow]:
         """Return plain allreduce, the user's own strategies, and of each family the cheapest that is faster."""
         chosen = dict.fromkeys(row.candidate.name for row in self._by_worth())
         names = [*chosen][:most]
         return [row for row in self.rows if row.candidate.name in names]
 
-    def least_bandwidth(self, row: Row) -> float | None:
+    def least_bandwidth(self, row: AdviceRow) -> float | None:
         """Return the least of `BANDWIDTHS` from which plain allreduce is as fast as a row; None if it never is."""
         least = None
         for bandwidth in reversed(BANDWIDTHS):
@@ -221,18 +231,18 @@ class Advice:
             least = bandwidth
         return least
 
-    def _by_worth(self) -> Iterator[Row]:
+    def _by_worth(self) -> Iterator[AdviceRow]:
         yield self.plain
         yield from (row for row in self.rows if row.candidate.is_own)
         yield self.best
-        families: dict[str, Row] = {}
+        families: dict[str, AdviceRow] = {}
         for row in sorted(self.rows, key=lambda row: (row.cost, row.prediction.step_s)):
             if row.faster > CLOSE:
                 families.setdefault(row.candidate.family, row)
         yield from sorted(families.values(), key=lambda row: row.prediction.step_s)
 
 
-def _cost(candidate: Candidate, by_accuracy: bool) -> float:
+def _cost(candidate: AdvisedStrategy, by_accuracy: bool) -> float:
     if candidate.is_exact:
         return 0.0
     lost = candidate.accuracy_points if by_accuracy else candidate.loss_percent

@@ -78,8 +78,7 @@ class Phases:
 
     def begin_equal(self) -> None:
         """Note that all replicas hold the same bits now."""
-        self._equal = True
-        self.replicas_equal = self._keeps_equal(self.active.strategy)
+        self._equal, self.replicas_equal = True, self._keeps_equal(self.active.strategy)
         self._replica.optimizers.summed_rates = 0.0
 
     def enter(self, step: int) -> None:
@@ -230,9 +229,8 @@ class Phases:
             apart: tensors that should be equal, and are not.
         """
         tensors = [*(() if self.replicas_equal else self._replica.storage.flats), *apart]
-        if not tensors:
-            return 0.0
-        squares = gather(squared_distance(tensors, self._replica.lane, self._replica.holders))
+        own = squared_distance(tensors, self._replica.lane, self._replica.holders) if tensors else 0.0
+        squares = gather(own) if tensors else [own]
         return math.sqrt(sum(squares) / self._replica.ranks.peer.size)
 
     def finish(self) -> None:
