@@ -19,7 +19,7 @@ def test_mechanisms_are_where_the_list_says_and_the_page_tells_of_each(
     from mechanism_list import MECHANISMS
 
     page = (ROOT / "docs/mechanisms.md").read_text()
-    assert len({mechanism.name for mechanism in MECHANISMS}) == len(MECHANISMS) > 20
+    assert len({mechanism.name for mechanism in MECHANISMS}) == len(MECHANISMS) > 15
     for mechanism in MECHANISMS:
         assert (ROOT / "packages" / mechanism.file).exists(), mechanism.file
         assert f"**{mechanism.name}**" in page

@@ -57,7 +57,7 @@ def gradients_have_one_buffer(peer: Peer) -> None:
         loss = sum(expected(batch(rank, step)).square().mean() for rank in range(peer.size))
         (loss / peer.size).backward()
         optimizer.step()
-    for strategy in ("sgd", "agd"):
+    for strategy in ("sgd", hocket.compose("agd", "gradients.0.segments=bytes")):
         own, buffers = trained(peer, strategy)
         assert all(outgoing is incoming for outgoing, incoming in buffers)
         torch.testing.assert_close(own, flat(expected), rtol=1e-5, atol=1e-6)
@@ -89,11 +89,13 @@ def forward_mixes_in_place_too_and_changes_no_bit(peer: Peer) -> None:
 
 def averages_and_broadcasts_are_in_place(peer: Peer) -> None:
     mean = torch.stack([flat(model_of(rank)) for rank in range(peer.size)]).double().mean(0)
-    own, buffers = trained(peer, {"parameters": [{"collective": "allreduce"}]}, 1, 0.0, peer.rank)
+    own, buffers = trained(
+        peer, {"parameters": [{"collective": "allreduce", "segments": "bytes"}]}, 1, 0.0, peer.rank
+    )
     assert all(outgoing is incoming for outgoing, incoming in buffers)
     torch.testing.assert_close(own.double(), mean, rtol=1e-5, atol=1e-6)
-    broadcast = {"collective": {"name": "broadcast", "root": 1}}
-    shared = {"gradients": [{"collective": "allreduce"}], "parameters": [broadcast]}
+    broadcast = {"collective": {"name": "broadcast", "root": 1}, "segments": "bytes"}
+    shared = {"gradients": [{"collective": "allreduce", "segments": "bytes"}], "parameters": [broadcast]}
     own, buffers = trained(peer, shared, 1, 0.0, peer.rank)
     assert all(outgoing is incoming for outgoing, incoming in buffers)
     torch.testing.assert_close(own, flat(model_of(1)), rtol=0, atol=0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+import hocket
 from hocket.transport.peer import Peer
 
 README = Path(__file__).parents[4] / "README.md"
@@ -34,9 +35,10 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 
 def run(peer: Peer, num: int, global_batch: int, strategy: list[str]) -> dict[str, Any]:
     """Run the script with another strategy and batch size; return samples read, and each step's losses and weights."""
-    script = README.read_text().split("```python\n", 1)[1].split("```", 1)[0]
+    lines = README.read_text().split("```diff\n", 1)[1].split("```", 1)[0].splitlines()
+    script = "\n".join(line[1:] for line in lines if not line.startswith("-"))
     script = script.replace("dataset, 32)", f"dataset, {global_batch // peer.size})")
-    script = script.replace('"agd", "gradients.0.segments=layers"', json.dumps(strategy)[1:-1])
+    script = script.replace('"diloco"', f"hocket.compose({json.dumps(strategy)[1:-1]})")
     assert f"{global_batch // peer.size})" in script
     torch.manual_seed(peer.rank)
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
@@ -48,6 +50,7 @@ def run(peer: Peer, num: int, global_batch: int, strategy: list[str]) -> dict[st
         return value
 
     variables: dict[str, Any] = {
+        "hocket": hocket,
         "dataset": Samples(num),
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),

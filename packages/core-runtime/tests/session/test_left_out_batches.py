@@ -149,7 +149,7 @@ def test_a_skip_in_each_of_two_passes_and_with_uneven_data(branch: str, where: s
 
 @pytest.mark.parametrize("branch", BRANCHES)
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("skips", [{(1, 0), (0, 3)}, {(0, 1), (1, 1), (0, 4), (1, 4)}])
+@pytest.mark.parametrize("skips", [{(1, 0), (0, 3)}, {(0, 0), (1, 0), (0, 4), (1, 4)}])
 def test_without_accumulation_a_batch_that_is_left_out_is_a_step(
     branch: str, size: int, skips: Skips
 ) -> None:

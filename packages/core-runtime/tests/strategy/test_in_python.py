@@ -39,7 +39,7 @@ def test_compressors_in_a_list_hold_each_other(tmp_path: Path) -> None:
         ),
         (
             ["error_feedback", "topkk"],
-            "gradients.0.compressor.1: there is no compressor 'topkk'; .*mean 'topk'",
+            "gradients.0.compressor.1: there is no compressor 'topkk'. Did you mean 'topk'",
         ),
         (["error_feedback"], "gradients.0.compressor.0.compressor: missing; allowed: bf16, "),
         (
@@ -58,7 +58,7 @@ def test_a_strategy_made_in_python_is_that_of_a_file() -> None:
     made = hocket.Strategy(
         gradients=(
             hocket.Exchange("allreduce", over={"name": "group", "size": 2}, overlap="backward"),
-            hocket.Exchange(Allreduce(), over={"name": "leaders", "size": 2}, segments=Bytes()),
+            hocket.Exchange(Allreduce(), over={"name": "leaders", "size": 2}, segments=Bytes(8.0, 1.0)),
             hocket.Exchange({"name": "broadcast"}, over={"name": "group", "size": 2}),
         ),
         parameters=(hocket.Exchange("gossip", topology="ring", every=3),),

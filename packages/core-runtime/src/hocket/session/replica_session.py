@@ -15,7 +15,6 @@ from hocket.checkpoint.files import StateFile
 from hocket.errors import CheckpointError, SessionError
 from hocket.segment.shards import whole_of
 from hocket.session.api import Attachment, Loss, StepResult, TrainStep
-from hocket.session.data.read_ahead import ReadAhead
 from hocket.session.data.windows import Windows
 from hocket.session.engine_session import EngineSession
 from hocket.session.exchange.active import Counters
@@ -70,7 +69,6 @@ class ReplicaSession(EngineSession):
         self._unopened: float | None = None
         self._trains_in_eval_mode = self._looked_at_state = False
         self._warned_of_left_out_batch = self._warned_of_skipped_batch = self._warned_of_mode = False
-        self._warned_of_reading_ahead = False
         #: The last backward of which this session has exchanged gradients, and that with which it has stepped last.
         self._last_backward = self.used_backward = -1
         try:
@@ -100,10 +98,7 @@ class ReplicaSession(EngineSession):
         self._held = {id(whole_of(parameter)) for parameter in self.storage.parameters.values()}
         self._nonfinite = NonFiniteSteps(replica, self.rank)
         exchanges = self.size > 1 and (given.strategy.exchanges or given.strategy.phases)
-        self._windows = self.windows = Windows(self.peer if exchanges else None, alone=self.size == 1)
-        self._read_ahead = ReadAhead()
-        #: Whether batches that were fetched in the last pass may wait to be trained with.
-        self._pass_may_go_on = False
+        self._windows = self.windows = Windows(self.peer if exchanges else None)
         #: The step that the current batch belongs to; a later one is under way once that has ended.
         self._step_of_batch = self.step
         self._unused = UnusedGradients(self.rank)
@@ -200,11 +195,9 @@ class ReplicaSession(EngineSession):
 
     def begin_batch(self, weight: float) -> None:
         self.require("a batch of session.data", training=True)
-        if self.evaluates:
-            self._unopened = weight
-            return
-        self._unopened = self._read_ahead.begin(weight, untouched=self.looked_on)
-        self._open_batch("a batch of session.data")
+        self._unopened = weight
+        if not self.evaluates:
+            self._open_batch("a batch of session.data")
 
     @property
     def evaluates(self) -> bool:
@@ -343,8 +336,6 @@ class ReplicaSession(EngineSession):
         self._nonfinite.skipping = False
         self._unused.end_step(in_batch=self.epochs.under_way)
         self.state.move("end")
-        if self._pass_may_go_on:
-            self._begin_waiting_batch(self._read_ahead.following())
         self.phase.look_after_step()
         if self.phase.parameters.exchanges:
             self._own_copies.after_step()
@@ -401,12 +392,9 @@ class ReplicaSession(EngineSession):
         with torch.no_grad():
             # Other ranks may wait for segments that this one only sends in its next forward.
             self.phase.parameters.merge_forward()
-        others = self._windows.leave_out()
-        if others == "fetched":
-            self._note_fetched()
-            return
+        ends_step = self._windows.leave_out()
         self._weights.leave_out()
-        if others == "adds" or (others is None and self._weights.several):
+        if ends_step is False or (ends_step is None and self._weights.several):
             self.state.move("accumulate")
             if not self._warned_of_left_out_batch:
                 self._warned_of_left_out_batch = True
@@ -422,29 +410,12 @@ class ReplicaSession(EngineSession):
             self._warned_of_skipped_batch = True
             _log.warning(
                 "rank %d made no optimizer.step() with the batch of step %d: %s. To add gradients up over batches, put "
-                "all but the last into session.accumulate(); to read ahead, let session.data read what does, "
-                "session.data(prefetched(loader)); to validate, read the loader itself",
+                "all but the last into session.accumulate(); to validate, read the loader itself",
                 self.rank,
                 self.step,
                 "it counts as a step" if gradients is None else "it steps with the other ranks' gradients",
             )
         self._step_without_batch()
-
-    def _note_fetched(self) -> None:
-        """Continue after a batch with which no rank has trained, as before it was fetched."""
-        if self._weights.several:
-            self.state.move("accumulate")
-        self._unopened = self._weights.take_back()
-        self._read_ahead.note_fetched()
-        if self.is_main and not self._warned_of_reading_ahead:
-            self._warned_of_reading_ahead = True
-            _log.warning(
-                "the loop over session.data reads ahead: it has fetched a batch before it trained with the one before, "
-                "at step %d. Batches that are only fetched are no steps, but a checkpoint within an epoch passes over "
-                "them, and batches that are read in groups count alike: let session.data read what reads ahead, "
-                "session.data(prefetched(loader)), or give the loop hocket.loader without session.data",
-                self.step,
-            )
 
     def _step_without_batch(self) -> None:
         """Step with the gradients of other batches: this rank's accumulated ones, and the other ranks'."""
@@ -477,21 +448,10 @@ class ReplicaSession(EngineSession):
             self._unused.drop(self.step, in_batch=self.epochs.under_way)
 
     def end_pass(self) -> None:
-        untouched, self._unopened = self.looked_on, None
-        self._begin_waiting_batch(self._read_ahead.end_pass(untouched=untouched))
-
-    def _begin_waiting_batch(self, weight: float | None) -> None:
-        """Begin the next batch that a pass which is over has only fetched; without one steps are on their own.
-
-        Args:
-            weight: of that batch; None where none waits.
-        """
-        self._pass_may_go_on = weight is not None
-        for each in (self, *_onlookers.of(self)):
-            if weight is None:
-                each.follow_end()
-            else:
-                each.follow_batch(weight)
+        self._unopened = None
+        self.follow_end()
+        for other in _onlookers.of(self):
+            other.follow_end()
 
     def _end_partial_step(self) -> None:
         """End a step in which some of the optimizers have stepped, and the others will not."""

@@ -126,11 +126,8 @@ class Session:
     ) -> SessionData:
         """Iterate over `loader`, with as many batches on every rank as on the one with most.
 
-        It belongs into the `for` of the loop that trains, around what reads ahead: `session.data(prefetched(loader))`.
-
         A batch that is left out (`continue`) is a step of its own, with what other ranks have, unless batches add up
-        (`accumulate`). Where all ranks leave it out nothing is applied, and it counts as a step all the same. A loop
-        that fetches a second batch before any rank has trained reads ahead: what it only fetches is no step.
+        (`accumulate`). Where all ranks leave it out nothing is applied, and it counts as a step all the same.
 
         Args:
             loader: this rank's batches; `hocket.loader` shares the samples out.

@@ -5,15 +5,12 @@ out (`continue`, before a backward) cannot know whether the others end their ste
 add up, each rank announces whether a batch adds to its step or ends it, without waiting, before it sends anything of
 the step; a rank that has left a batch out waits for the others' announcements. Loops that step with each batch announce
 only the first one, and wait for the others' announcements before the second.
-
-A loop in which no rank trains before the second batch is fetched reads ahead. There each batch is announced, too, and
-one with which no rank does anything before the next was only fetched: it ends no step.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,24 +31,19 @@ class Windows:
     """The batches between two steps, as the ranks announce them to each other.
 
     Args:
-        peer: all ranks; None where they exchange nothing, or where there is one.
-        alone: whether there is one rank.
+        peer: all ranks; None where they exchange nothing.
 
     Attributes:
         in_use: whether batches of some rank add up, so that each is announced; None before the first announcement. The
             ranks compare it at the begin of a pass, too.
         adds_up: whether batches of this rank have added up.
-        reads_ahead: whether no rank had trained when the second batch was fetched.
     """
 
-    def __init__(self, peer: Peer | None, *, alone: bool) -> None:
-        self._alone = alone
+    def __init__(self, peer: Peer | None) -> None:
         self._lane: Lane | None = None if peer is None else peer.lane("batches")
         self.in_use: bool | None = None
         self._announced = True
-        self.adds_up = self.reads_ahead = False
-        #: Whether this rank has trained with a batch.
-        self._has_trained = False
+        self.adds_up = False
         #: Announcements under way: of each batch, the number of ranks on which it adds to a step, or ends one.
         self._under_way: deque[tuple[Request, Array, Array]] = deque()
 
@@ -67,7 +59,6 @@ class Windows:
             return
         self._announced = True
         self.adds_up = self.adds_up or adds
-        self._has_trained = self._has_trained or adds or steps
         if self._lane is None:
             return
         if self.in_use is False:
@@ -77,28 +68,23 @@ class Windows:
         own, total = np.array([adds, steps], dtype=np.int64), np.zeros(2, dtype=np.int64)
         self._under_way.append((self._lane.iallreduce(own, total), own, total))
 
-    def leave_out(self) -> Literal["steps", "adds", "fetched"] | None:
-        """Announce that this rank has left its batch out; return what other ranks' do; collective.
+    def leave_out(self) -> bool | None:
+        """Announce that this rank has left its batch out; return whether others' ends the step; collective.
 
         Returns:
-            `steps` where one ends the step, `adds` where they add to it, `fetched` where no rank has trained, None
-            where batches are not known to add up.
+            None where batches are not known to add up.
         """
         if self._announced:
             return None
         self.announce()
         if self._lane is None:
-            # Among ranks that do not tell each other, one that leaves its first batch out would step less often.
-            self.reads_ahead = self.reads_ahead or (self._alone and not self._has_trained)
-            return "fetched" if self.reads_ahead else "adds" if self.adds_up else None
+            return False if self.adds_up else None
         if self.in_use is False:
             return None
         adds, steps = self._last()
-        if adds or steps:
-            return "steps" if steps else "adds"
-        if self.in_use is None:
-            self.in_use = self.reads_ahead = True
-        return "fetched" if self.reads_ahead else "adds"
+        if steps:
+            return True
+        return False if adds or self.in_use else None
 
     def _learn(self) -> None:
         """Set `in_use` from the announcements of the last batch."""

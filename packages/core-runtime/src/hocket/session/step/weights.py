@@ -175,16 +175,6 @@ class BatchWeights:
         if not self.any_counts:
             self._kept = {}
 
-    def take_back(self) -> float:
-        """Forget the current batch, with which nothing was done; return its weight."""
-        weight = self._weights.pop()
-        if self._weights:
-            self._put_back()
-        self._kept = None
-        self.total = self._total_before
-        self._counted = bool(self._weights)
-        return weight
-
     @property
     def several(self) -> bool:
         """Tell whether earlier batches have begun the current one's step."""
