@@ -319,11 +319,10 @@ class PipelineSession(EngineSession):
 
     @torch.no_grad()
     def load_state(self, file: StateFile) -> None:
-        state, model = file.read("pipeline"), file.read("model")
-        own = self.tensors()
-        for kind, tensors in own.items():
+        state = file.read("pipeline")
+        for kind, tensors in self.tensors().items():
             for name, tensor in tensors.items():
-                tensor.copy_(model[kind][name])
+                tensor.copy_(file.tensor(f"model/{kind}/{name}"))
         load_into(self.optimizer, file.read("optimizer"), f"{file.path}: optimizer")
         self._runner.batches = state["batches"]
         for session in self._sessions:

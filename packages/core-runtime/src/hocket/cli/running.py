@@ -170,7 +170,8 @@ def _carry_out(
     starter = None
     if (run.ranks > 1 or wanted.hosts) and run.transport is not TransportName.VIRTUAL:
         starter = wanted.starter([sys.executable, "-m", "hocket", *command, *options.words])
-        check_memory(run.ranks if not starter.hosts else sum(h.ranks for h in starter.hosts if are_here([h])))
+        if not options.dry_run:
+            check_memory(sum(h.ranks for h in starter.hosts if are_here([h])) if starter.hosts else run.ranks)
     device = choose_device(run)
     local = max(host.ranks for host in starter.hosts) if starter and starter.hosts else run.ranks
     transport = starter.transport if starter else TransportName.VIRTUAL

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -49,7 +50,8 @@ class ForkedRank:
         """Return the exit status, negative for a signal's number; None while the rank runs."""
         if self._status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._status = os.waitstatus_to_exitcode(status) if pid else None
+            if pid:  # else a signal's handler may have asked meanwhile
+                self._status = os.waitstatus_to_exitcode(status)
         return self._status
 
     def wait(self) -> int | None:
@@ -107,6 +109,8 @@ def in_each_rank(load: Callable[[], T]) -> T:
             pid = os.fork()
             if not pid:
                 _become_rank(launcher, forking, variables)
+                if "mpi4py.MPI" in sys.modules or threading.active_count() > 1:
+                    os.execv(sys.executable, sys.orig_argv)  # a plugin has started what no fork takes along
                 return loaded
             pids.append(pid)
         words.write(f"{json.dumps(pids)}\n")

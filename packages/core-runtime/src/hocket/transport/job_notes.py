@@ -17,6 +17,7 @@ __all__ = [
     "note_host",
     "note_leaving",
     "note_pid",
+    "was_started_by_rank",
     "note_terminating",
     "noted_pids",
     "noted_status",
@@ -41,6 +42,12 @@ def note_host(folder: Path) -> None:
 def note_pid(rank: int) -> None:
     """Note this process's number for `launch`."""
     _leave(str(os.getpid()), str(rank))
+
+
+def was_started_by_rank() -> bool:
+    """Return whether a rank has started this process, which so is none, though it has the rank's variables."""
+    folder = os.environ.get(PID_FOLDER_VARIABLE)
+    return folder is not None and (Path(folder) / str(os.getppid())).exists()
 
 
 def note_leaving() -> None:

@@ -8,7 +8,7 @@ import time
 
 from hocket.errors import HocketError, UserError
 from hocket.transport import forks
-from hocket.transport.job_notes import PID_FOLDER_VARIABLE, note_ending
+from hocket.transport.job_notes import PID_FOLDER_VARIABLE, note_ending, was_started_by_rank
 from hocket.transport.joining import launched, launched_rank
 
 __all__ = ["say_why"]
@@ -38,6 +38,6 @@ def say_why(error: HocketError) -> None:
 def _is_rank() -> bool:
     try:
         is_launched = launched() is not None or PID_FOLDER_VARIABLE in os.environ  # a single rank has no more
-        return is_launched and not forks.forked
+        return is_launched and not (forks.forked or was_started_by_rank())
     except UserError:  # of variables that do not belong together, which the error is about
         return True

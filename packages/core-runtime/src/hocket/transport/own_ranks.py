@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import select
@@ -33,6 +34,8 @@ _PORTS = range(61440, 65536)
 _NOT_REACHED = 255
 # Shells say 128 + n of a process that signal n has killed.
 _KILLED = 128
+# As much as Linux gives a user's pipe.
+_PIPE_BYTES = 1 << 20
 # Seconds that a rank may take to end by itself after SIGTERM.
 _ENDING_TIMEOUT_S = 3.0
 
@@ -100,6 +103,8 @@ class RankProcesses:
         self._hosts = [host for host in hosts for _ in range(host.ranks)]
         self._processes: list[subprocess.Popen[bytes] | ForkedRank] = []
         reading, writing = os.pipe()
+        # It is read once ranks have begun: what is said while modules are imported must fit.
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self.stderr: IO[bytes] = os.fdopen(reading, "rb", buffering=0)
         try:
             if ready is not None and are_here(hosts):

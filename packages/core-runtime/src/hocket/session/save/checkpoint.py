@@ -26,6 +26,7 @@ from hocket.checkpoint.files import (
 )
 from hocket.checkpoint.manifest import MANIFEST, Manifest, rank_file
 from hocket.checkpoint.shared import patiently, require_folder
+from hocket.checkpoint.subclasses import is_composite
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, DamagedError, HocketError, MissingFileError, some
 from hocket.plain import Stateful, flattened
@@ -247,7 +248,8 @@ class Checkpoints:
         session = self._session
         trained = {name for name, parameter in session.model.named_parameters() if parameter.requires_grad}
         held = session.tensors()["parameters"].items()
-        frozen = {name: tensor for name, tensor in held if name not in trained}
+        # Tensors made of others have several names in a file.
+        frozen = {name: t for name, t in held if name not in trained and not is_composite(t)}
         differing = compare(self._peer, frozen, "session.save").differing
         return [] if self._peer.rank == 0 else [name for name in frozen if name not in differing]
 

@@ -331,6 +331,7 @@ class Wire:
     def _begin(self, connection: Connection, frame: Frame) -> None:
         if frame.kind in (FrameKind.LEFT, FrameKind.RUNG):
             connection.left = frame.kind is FrameKind.LEFT
+            self._ring()  # it may be another thread that sleeps
             return
         if frame.kind is FrameKind.ENDED:
             self._ended(frame.round)
