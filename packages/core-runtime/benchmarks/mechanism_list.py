@@ -165,12 +165,6 @@ MECHANISMS = [
         (Case(("agd",), SLOW, Where.HOSTS),),
     ),
     Mechanism(
-        "send window",
-        "core-runtime/src/hocket/session/exchange/send_window.py",
-        replacements.all_at_once,
-        (Case(_LAYERS_FORWARD, SLOW, Where.HOSTS),),
-    ),
-    Mechanism(
         "no handshake below 256 KiB",
         "core-runtime/src/hocket/transport/mpi/__init__.py",
         replacements.open_mpis_eager_limit,

@@ -198,13 +198,6 @@ def no_looks() -> Replacement:
 # -------------------------------------------------------------------------------------------- messages and draws
 
 
-def all_at_once() -> Replacement:
-    """All segments are sent when the first is."""
-    from hocket.session.exchange.send_window import SendWindow
-
-    return replaced(SendWindow, add=lambda self, segment: self._exchange.start(segment))
-
-
 def open_mpis_eager_limit() -> Replacement:
     """Open MPI's own: a handshake above 64 KiB."""
     return replaced_environment(OMPI_MCA_btl_tcp_eager_limit=str(1 << 16))

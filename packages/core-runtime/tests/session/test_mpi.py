@@ -10,7 +10,7 @@ from typing import Any
 import in_place_cases
 import pytest
 import readme_script
-from turns_cases import forward_changes_no_bit
+from forward_cases import forward_changes_no_bit
 
 import hocket
 from hocket.testing.job import Job
@@ -34,7 +34,7 @@ def test_in_memory_that_ranks_share(job: Job, case: Callable[..., None]) -> None
     job.run(case, ())
 
 
-def test_segments_in_their_turn_change_no_bit_and_nobody_waits_for_ever(job: Job) -> None:
+def test_overlap_forward_changes_no_bit_over_messages(job: Job) -> None:
     job.run(forward_changes_no_bit, ())
 
 

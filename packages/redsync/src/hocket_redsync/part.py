@@ -110,28 +110,12 @@ def accelerate(state: ResidualState, segment: Segment) -> None:
         torch._foreach_add_([given for given, _ in pairs], [x for _, x in pairs], alpha=decay)
     for terms, start, stop in runs:
         if state.momentum is not None:
-            _step(terms, segment.outgoing[start:stop], state.momentum[start:stop])
+            terms.accelerate(segment.outgoing[start:stop], state.momentum[start:stop])
 
 
 def _alike(one: OptimizerTerms, other: OptimizerTerms) -> bool:
     kept = attrgetter("momentum", "nesterov", "continues")
     return bool(kept(one) == kept(other))
-
-
-def _step(terms: OptimizerTerms, given: Tensor, velocity: Tensor) -> None:
-    """Turn a gradient, to which weight decay has been added, into the velocity, or what looks ahead by it."""
-    if not terms.momentum:
-        return
-    if terms.continues:
-        velocity.add_(given)
-        if terms.nesterov:
-            given.mul_(1 + terms.momentum)
-        return
-    velocity.mul_(terms.momentum).add_(given)
-    if terms.nesterov:
-        given.add_(velocity, alpha=terms.momentum)
-    else:
-        given.copy_(velocity)
 
 
 def values_of(parts: Sequence[Tensor]) -> list[Array]:

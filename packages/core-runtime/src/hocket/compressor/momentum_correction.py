@@ -129,15 +129,4 @@ def _accelerate(segment: Segment, state: _Velocity) -> None:
         gradient, velocity = view_of(segment.outgoing, span), view_of(state.velocity, span)
         if terms.weight_decay:
             gradient.add_(terms.parameter, alpha=terms.weight_decay * state.scale)
-        if not terms.momentum:
-            continue
-        if terms.continues:
-            velocity.add_(gradient)
-            if terms.nesterov:
-                gradient.mul_(1 + terms.momentum)
-            continue
-        velocity.mul_(terms.momentum).add_(gradient)
-        if terms.nesterov:
-            gradient.add_(velocity, alpha=terms.momentum)
-        else:
-            gradient.copy_(velocity)
+        terms.accelerate(gradient, velocity)

@@ -39,6 +39,21 @@ class OptimizerTerms:
         """Return the terms of another round of the same step."""
         return replace(self, weight_decay=0.0, continues=True)
 
+    def accelerate(self, gradient: Tensor, velocity: Tensor) -> None:
+        """Update the velocity and write the step over a gradient that has weight decay in it, as torch's SGD does."""
+        if not self.momentum:
+            return
+        if self.continues:
+            velocity.add_(gradient)
+            if self.nesterov:
+                gradient.mul_(1 + self.momentum)
+            return
+        velocity.mul_(self.momentum).add_(gradient)
+        if self.nesterov:
+            gradient.add_(velocity, alpha=self.momentum)
+        else:
+            gradient.copy_(velocity)
+
 
 def optimizer_terms(optimizer: torch.optim.Optimizer) -> dict[Tensor, OptimizerTerms]:
     """Return the terms of every parameter, as the param groups have them now, since schedulers change them.

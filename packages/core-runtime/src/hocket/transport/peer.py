@@ -117,8 +117,6 @@ class Peer(ABC):
         timeout_s: default timeout of waits, in seconds.
         device: the device of its lanes' buffers: "cpu" is host memory.
         ordered: whether all ranks have to begin the operations of all lanes of the device in the same order.
-        shares_network: whether simultaneous exchanges share the network between hosts, so that all are late: the caller
-            then begins them in turn.
         clock: gives and passes time.
         memory: allocates segments.
         threads: this rank's threads.
@@ -134,7 +132,6 @@ class Peer(ABC):
     timeout_s: float = DEFAULT_TIMEOUT_S
     device: str = "cpu"
     ordered: bool = False
-    shares_network: bool = False
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

@@ -73,7 +73,6 @@ class WrapperPeer(Peer):
         super().__init__(held.rank, held.size)
         self.held = held
         self.transport, self.device, self.ordered = held.transport, held.device, held.ordered
-        self.shares_network = held.shares_network
         self.clock, self.memory, self.progress = held.clock, held.memory, held.progress
         self.threads, self.status = held.threads, held.status
         self.announce_leaving = held.announce_leaving

@@ -17,7 +17,6 @@ from hocket.compressor.api import footprint_of
 from hocket.errors import UserError
 from hocket.progress import ProgressEngine
 from hocket.segment.segment import Segment
-from hocket.session.exchange.send_window import SendWindow
 from hocket.session.torch_internals import is_profiled
 from hocket.strategy.exchange import GRADIENTS, Exchange, ProgressMode
 from hocket.trace import ExchangeEvent, Observer
@@ -131,27 +130,23 @@ class ActiveExchange:
         return min(self.rounds.values(), default=0)
 
     def started(self, segment: Segment) -> bool:
-        """Return whether this round's exchange of `segment` is under way, or waits for its turn."""
-        return segment.index in self._requests or segment in self._turns
+        """Return whether this round's exchange of `segment` is under way."""
+        return segment.index in self._requests
 
     def start(self, segment: Segment) -> None:
         """Send `segment.outgoing` in this round; it must not be written from now on."""
         self._start([segment], segment.name)
 
-    def start_in_window(self, segment: Segment) -> None:
-        """Send `segment.outgoing` after those before it have made room, at the latest when waited for.
+    def start_in_order(self, segment: Segment) -> None:
+        """Send `segment.outgoing` in this round: called for all segments, in their order.
 
-        Segments that are exchanged together begin with the last of them: called for all, in their order.
+        Segments that are exchanged together begin with the last of them.
         """
         group = self._group_of[segment.index]
         if len(group) == 1 or self.exchange.progress is ProgressMode.THREAD:
-            self._turns.add(segment)  # a progress thread ends the first one while the others are under way
+            self.start(segment)  # a progress thread ends the first one while the others are under way
         elif segment is group[-1]:
             self._start_together(group)
-
-    def under_way(self, segment: Segment) -> bool:
-        """Return whether this round's exchange of `segment` has been started and is not done; never blocks."""
-        return segment.index in self._requests and not self.arrived(segment)
 
     def start_all(self, indices: Collection[int]) -> None:
         """Send segments' `outgoing`, in groups where that costs less; for callers that wait for all."""
@@ -162,10 +157,6 @@ class ActiveExchange:
             else:
                 for segment in due:
                     self.start(segment)
-
-    @cached_property
-    def _turns(self) -> SendWindow:
-        return SendWindow(self)
 
     @cached_property
     def _group_of(self) -> dict[int, Sequence[Segment]]:
@@ -314,7 +305,6 @@ class ActiveExchange:
             ExchangeTimeoutError: some rank did not answer in time.
             UserError: the collective is wrong, as no outcome has come.
         """
-        self._turns.begin(segment)
         with _profiled("wait for", segment.name):
             outcome = self._wait(self._requests[segment.index])
         if not isinstance(outcome, Outcome):
@@ -377,7 +367,7 @@ class ActiveExchange:
     @property
     def idle(self) -> bool:
         """Tell whether no segment of this exchange is under way."""
-        return not self._requests and not self._turns
+        return not self._requests
 
 
 def _profiled(what: str, name: str) -> AbstractContextManager[object]:

@@ -1,7 +1,7 @@
 """The exchange of parameters after the optimizer's step.
 
 - Overlap none, without delay: sent and merged before `optimizer.step()` returns.
-- Overlap forward: sent when the next forward begins, in the order of the segments (see `send_window`), and merged
+- Overlap forward: sent when the next forward begins, in the order of the segments, and merged
   segment by segment before that first reads them (see `forward`), or before another step of the optimizer. Changes to
   parameters after a step (pruning masks, clipped weights) are sent too. Ranks that share memory merge in place, all
   segments at once. Without such changes the results equal those of overlap none, bit for bit.
@@ -307,7 +307,7 @@ class ParameterMix:
         for index in due:
             segment = self._fill(index, mean_weights.get(index, 1.0))
             if self.overlap is Overlap.FORWARD:
-                self.opened.start_in_window(segment)
+                self.opened.start_in_order(segment)
             elif self._delay:
                 self.opened.start(segment)
         if self.overlap is Overlap.NONE and not self._delay:

@@ -54,7 +54,6 @@ class ProcessGroupPeer(WrapperPeer):
         super().__init__(device_group.ranks)
         self.device_group = device_group
         self.transport, self.device, self.ordered = device_group.backend, device_group.device, True
-        self.shares_network = False
         self.memory = Memory()  # what is shared lies in host memory
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:

@@ -63,8 +63,7 @@ class HostPeer(Peer):
         self.progress = progress
         self.status = HostStatus(self.world_rank, self.world_ranks, board, failures, session)
         self.memory = Memory()
-        self.shares_network = self.status.spans_hosts
-        if self.size > 1 and not self.shares_network:
+        if self.size > 1 and not self.status.spans_hosts:
             self.memory = HostMemory(self, self.world_ranks)
 
     @property
@@ -80,7 +79,7 @@ class HostPeer(Peer):
         if self.size == 1:
             return self
         peer = self._open_session(number, self._session_key(number))
-        peer.timeout_s, peer.shares_network = self.timeout_s, self.shares_network
+        peer.timeout_s = self.timeout_s
         if not isinstance(self.memory, HostMemory):
             peer.memory = self.memory
         return peer
