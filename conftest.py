@@ -37,9 +37,15 @@ BEYOND_PIP: dict[str, tuple[Callable[[], bool], str]] = {
 #: The number of tests that need a GPU, where there is none.
 WITHOUT_GPU = pytest.StashKey[int]()
 
+#: Whether `tools/test --full` runs.
+IS_FULL = os.environ.get("HOCKET_CELLS") == "all"
+
 # How long an example takes says nothing here: other processes share the machine.
 # Which parts of a failing example matter is not asked: conformance suites are made to fail, too.
-settings.register_profile("hocket", deadline=None, phases=set(Phase) - {Phase.explain})
+# Each run draws other examples, so that CI draws fewer.
+settings.register_profile(
+    "hocket", deadline=None, phases=set(Phase) - {Phase.explain}, max_examples=100 if IS_FULL else 30
+)
 settings.load_profile("hocket")
 
 # The tests' own processes start a second earlier, too.
@@ -61,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.workeroutput["without_gpu"] = len(of_gpus)
         config.hook.pytest_deselected(items=of_gpus)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
-    if os.environ.get("HOCKET_CELLS") == "all":
+    if IS_FULL:
         return
     for item in items:
         if item.get_closest_marker("full"):

@@ -30,7 +30,7 @@ def test_cell(cell: Cell, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("slot", SLOTS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_any_cell(slot: str, data: st.DataObject) -> None:
     """Combinations of more than two choices: different ones in each run, so that all are seen in the end."""
