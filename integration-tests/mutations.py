@@ -26,6 +26,7 @@ TESTS = "packages/core-runtime/tests"
 CELLS = ("integration-tests/test_cells.py", "-k")
 RECIPES = ("integration-tests/test_recipes.py", "-k")
 ISLANDS = ("integration-tests/test_islands.py", "-k")
+RUNS = ("integration-tests/test_island_runs.py", "-k")
 
 
 @dataclass(frozen=True)
@@ -296,6 +297,14 @@ MUTATIONS = [
           "if saved_place == place]", "if True]", *ISLANDS, "checkpoints"),
     _core("an island that is another mesh's", "session/island.py", "if not set(_ranks_of(mesh)) <= ranks:",
           "if False:", *ISLANDS, "refused"),
+    _core("a part of what FSDP gathers around it", "session/island_refusals.py",
+          "and module not in within", "and False", *ISLANDS, "refused"),
+    _core("islands of other jobs, by their ranks there", "session/island.py",
+          "job = peer.rank // distributed.get_world_size()", "job = 0", *ISLANDS, "jobs"),
+    _core("an evaluation that an island's rank leaves", "training/evaluation.py",
+          "max(len(indices), _BATCH * batches)", "len(indices)", *RUNS, "a_run_of"),
+    _core("replicas that are ranks of islands", "training/summary.py", "if place == 0]", "if True]",
+          *RUNS, "a_run_of"),
 ]  # fmt: skip
 
 

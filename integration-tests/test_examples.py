@@ -87,6 +87,24 @@ def test_accelerate_s_loop_trains(tmp_path: Path, transport: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("fabric_islands.py", marks=needs("lightning")),
+        pytest.param("accelerate_islands.py", marks=needs("accelerate")),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["agd", "diloco parameters.0.every=10"])
+def test_a_framework_s_loop_trains_islands(tmp_path: Path, script: str, strategy: str) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    command = [*torchrun, str(EXAMPLES / script), "--strategy", *strategy.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=115, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 islands of 2 ranks (shard 2): 0-1, 2-3" in done.stderr
+    assert accuracy(done.stdout) > 70
+
+
+@pytest.mark.full
 @needs("nbclient")
 def test_the_notebook_runs(tmp_path: Path) -> None:
     nbformat: Any = import_module("nbformat")

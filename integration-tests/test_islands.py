@@ -106,6 +106,12 @@ def test_on_ranks(module: str, tmp_path: Path) -> None:
     started(tmp_path, module, 4)
 
 
+def test_islands_as_jobs_of_their_own(tmp_path: Path) -> None:
+    """Each has a process group of torch's for itself, and the strategy runs between them all the same."""
+    started(tmp_path, "jobs", 4, "diloco, uneven")
+    compare("diloco, uneven", tmp_path)
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_checkpoints(tmp_path: Path) -> None:
     """Ranks compare runs with such as were never stopped; here the replicas' mean is compared with what holds it."""

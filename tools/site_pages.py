@@ -15,7 +15,7 @@ import yaml
 
 from hocket.config.component import describe
 from hocket.config.reference import Reference
-from hocket.config.settings import CheckpointSettings, RunSettings
+from hocket.config.settings import CheckpointSettings, IslandSettings, RunSettings
 from hocket.configured import allowed_by, optional
 from hocket.delays import ComputeModel
 from hocket.plugin import Kind, default_registry
@@ -39,6 +39,7 @@ _SET_BY_OTHERS = {(Exchange, "slot"), (Exchange, "index"), (Strategy, "name"), (
 _RECORDS = {
     Exchange: "an exchange",
     CheckpointSettings: "checkpoint",
+    IslandSettings: "island",
     NetworkModel: "network",
     ComputeModel: "compute",
 }

@@ -24,30 +24,47 @@ sys.path.insert(0, str(HERE.parent))
 
 def main(folder: Path, module: str, ranks: int, names: list[str]) -> int:
     program = importlib.import_module(f"islands.{module}")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    pids = [_fork(folder, program, rank, ranks, port, names) for rank in range(ranks)]
+    jobs = getattr(program, "JOBS", 1)
+    port, own = _free_port(), [_free_port() for _ in range(jobs)]
+    pids = []
+    for rank in range(ranks):
+        job, place = divmod(rank, ranks // jobs)
+        variables = {"RANK": str(place), "WORLD_SIZE": str(ranks // jobs), "LOCAL_RANK": str(place)}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own[job])}
+        if jobs > 1:
+            variables |= {"HOCKET_ISLAND": str(job), "HOCKET_ISLANDS": str(jobs)}
+            variables |= {"HOCKET_MEET": f"127.0.0.1:{port}"}
+        pids.append(_fork(folder, program, variables, names))
     return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids)
 
 
-def _fork(folder: Path, program: object, rank: int, ranks: int, port: int, names: list[str]) -> int:
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _fork(folder: Path, program: object, variables: dict[str, str], names: list[str]) -> int:
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ.update(variables)
+        rank, ranks = int(variables["RANK"]), int(variables["WORLD_SIZE"])
         torch.set_num_threads(1)
         distributed.init_process_group(
-            "gloo", init_method=f"file://{folder}/group of {ranks}", rank=rank, world_size=ranks
+            "gloo",
+            init_method=f"file://{folder}/group of {ranks} at {variables['MASTER_PORT']}",
+            rank=rank,
+            world_size=ranks,
         )
         program.main(folder, names)  # type: ignore[attr-defined]
         distributed.barrier()
         code = 0
     except BaseException:
-        print(f"rank {rank}:", file=sys.stderr)
+        print(f"rank {variables['RANK']}:", file=sys.stderr)
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,11 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn import functional as F
 
 import hocket
-from hocket.errors import AttachError, NonFiniteError, SessionError
+from hocket.errors import AttachError, DisagreementError, NonFiniteError, SessionError, UserError
+from hocket.training import islands as training
+from hocket.training.run import load_run
 from islands.cases import Case, batch, make
+from islands.task import Scaled
 from islands.trained import shard
 
 CASE = Case(["sgd"])
@@ -25,8 +30,10 @@ def main(folder: Path, names: list[str]) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("island", "shard"))
     refused_strategies(mesh["shard"])
     refused_models(mesh)
+    refused_runs()
     refused_steps(mesh["shard"])
     nan_in_a_shard(mesh["shard"])
+    shards_that_differ(mesh["shard"])
     warned(init_device_mesh("cpu", (4,), mesh_dim_names=("shard",)))
 
 
@@ -62,6 +69,21 @@ def refused_models(mesh: Any) -> None:
     model = shard(make(CASE, 0), mesh["shard"], "root")
     refused("same_samples names 'tp'", model, same_samples=["tp"])
     refused("is sharded over ranks .*not all among those of one island", model, island=mesh["island"])
+    around = "FSDP gathers the parameters of module .norm. with a module around the attached one"
+    part: Any = model.blocks[0]  # type: ignore[index]
+    refused(around, part)
+    optimizer = sgd(part)
+    with torch.no_grad():
+        model(batch(CASE, 0, 0)[0])  # leaves the parameters gathered
+    refused(around, part, optimizer=optimizer)
+
+
+def refused_runs() -> None:
+    run = load_run({"recipe": "agd", "task": "islands.task:Scaled", "island": {"shard": 2}})
+    with pytest.raises(
+        UserError, match=r"model of task islands.task:Scaled cannot be sharded, as torch says: .*scalar"
+    ):
+        training.shard(Scaled().model(), run, torch.device("cpu"), lambda: None)
 
 
 def refused_steps(mesh: Any) -> None:
@@ -93,12 +115,43 @@ def nan_in_a_shard(mesh: Any) -> None:
     session.inner.abandon()
 
 
-def warned(everyone: Any) -> None:
+def shards_that_differ(mesh: Any) -> None:
+    """Two ranks hold other values for one shard, and one of them says so by the ranks' numbers in the session."""
+    model = shard(make(CASE, 0), mesh, "nested")
+    with hocket.attach(model, sgd(model), "agd") as session, logged() as lines:
+        x, y = batch(CASE, 0, session.data_rank)
+        F.cross_entropy(model(x), y).backward()
+        session.optimizer.step()
+        if session.rank == 3:
+            with torch.no_grad():
+                model.head.weight.to_local().add_(1.0)  # type: ignore[union-attr,operator]
+        assert session.consensus_distance() > 0
+        told = [line for line in lines if "rank 3 and rank 1 hold different values" in line]
+        assert bool(told) == (session.rank == 1)
+        assert all(line.startswith("the islands' replicas differ, which agd keeps equal") for line in told)
+        with session.consensus():
+            pass
+    model = shard(make(CASE, 0), mesh, "nested")
+    session = hocket.attach(model, sgd(model), "agd")
+    session.optimizer.param_groups[0]["lr"] = 0.2 if session.rank == 3 else 0.1
+    with pytest.raises(DisagreementError, match=r"lr: 0.1 on ranks 0, 1, 2, 0.2 on rank 3"):
+        session.consensus()
+    session.inner.abandon()
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """Give the lines that this rank logs."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("hocket").addHandler(handler)
+    yield lines
+    logging.getLogger("hocket").removeHandler(handler)
+
+
+def warned(everyone: Any) -> None:
     model = shard(make(CASE, 0), everyone, "root")
-    with hocket.attach(model, sgd(model), "sgd") as session:
+    with logged() as lines, hocket.attach(model, sgd(model), "sgd") as session:
         assert session.data_size == 4
         assert bool([line for line in lines if "there is one island" in line]) == session.is_main

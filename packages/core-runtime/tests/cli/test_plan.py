@@ -426,3 +426,16 @@ def test_the_first_exchange_that_takes_place_has_the_buffers() -> None:
         for name in ("hierarchical_sgd", "sgd")
     )
     assert hierarchical == plain > 0
+
+
+def test_a_run_of_islands_is_planned_as_the_option_says(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*words: str) -> str:
+        return (
+            CliRunner().invoke(cli, ["plan", "agd", *words, "--params", "1M"], catch_exceptions=False).output
+        )
+
+    assert told("-n", "8", "--island", "2") == told("-n", "8", "island.shard=2")
+    assert "8 ranks in 4 islands of 2; 24 equal matrices" in told("-n", "8", "island.shard=2")
+    assert "8 ranks; 24 equal matrices" in told("-n", "8", "--island", "1", "island.shard=2")
+    # Ranks that average gradients by HSDP hold as much as one of them, and share the link with it.
+    assert "2 islands of 4" in told("-n", "8", "island={shard: 2, replicate: 2}")

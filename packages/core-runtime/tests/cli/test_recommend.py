@@ -376,6 +376,18 @@ def test_it_measures_a_task_s_step_and_compressors(tmp_path: Path) -> None:
         (["sgd", "--hosts", "2x1"], "the model is missing"),
         (["--hosts", "2x1", "--params", "1M", "--step", "1", "--late", "3x1"], "--late among 2 ranks"),
         (["--hosts", "2x1", "--params", "1M", "--step", "1", "--optimizer", "adamv"], "adamv"),
+        (
+            ["--hosts", "2x3", "--island", "2", "--params", "1M", "--step", "1"],
+            "island of 2 ranks: hosts of 3 ranks hold",
+        ),
+        (
+            ["--hosts", "1x2", "--island", "2", "--params", "1M", "--step", "1"],
+            "a single island of 2 ranks exchanges",
+        ),
+        (
+            ["ranks=3", "--island", "2", "--params", "1M", "--step", "1"],
+            "island of 2 ranks: 3 ranks hold no whole",
+        ),
         (["nowhere", "--hosts", "2x1"], "neither a YAML file nor the folder of a run"),
     ],
 )
@@ -390,3 +402,26 @@ def test_a_number_of_ranks_is_answered_with_hosts() -> None:
     result = CliRunner().invoke(cli, ["recommend", "-n", "8", "--params", "1M"])
     assert result.exit_code == 2
     assert "--hosts 8x1 for 8 hosts of one rank" in " ".join(result.output.split())
+
+
+def test_islands_send_shards_over_shared_links() -> None:
+    common = ("--params", "25M", "--bandwidth", "1gbit", "--latency", "0us", "--step", "1s", "--all")
+    islands = Told("--hosts", "4x8", "--island", "8", *common)
+    wholes = Told("--hosts", "4x1", *common)
+    for name in ("sgd", "dpsgd", "periodic_average"):
+        # An eighth of the bytes from each of eight ranks, which share the link.
+        for key, share in (("bytes_per_step", 8), ("step_s", 1)):
+            assert islands.rows[name][key] == pytest.approx(wholes.rows[name][key] / share, rel=0.01)
+    memory = (told.rows["sgd"]["memory_bytes"] for told in (wholes, islands))
+    assert next(memory) == pytest.approx(8 * next(memory), rel=0.01)
+    text = recommend("--hosts", "4x8", "--island", "8", *common, "--explain")
+    assert "4 hosts x 8 ranks in 1 island of 8, 1 Gbit/s" in text
+    assert "-n 32" in text
+    assert "Islands: 8 ranks hold a replica together" in text
+
+
+def test_a_late_rank_holds_up_its_island() -> None:
+    common = ("--params", "25M", "--bandwidth", "100gbit", "--step", "100ms")
+    islands = Told("--hosts", "4x2", "--island", "2", "--late", "1x300ms", *common)
+    wholes = Told("--hosts", "4x1", "--late", "1x300ms", *common)
+    assert islands.rows["sgd"]["held_up_s"] == pytest.approx(wholes.rows["sgd"]["held_up_s"], rel=0.01)

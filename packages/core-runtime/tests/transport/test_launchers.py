@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import UserError
+from hocket.transport.island_jobs import find_in_islands
 from hocket.transport.launchers import Launched, find_launched, looks_launched
 from hocket.transport.meeting import Rendezvous
 
@@ -257,3 +258,32 @@ def test_a_number_of_ranks_without_a_rank_looks_like_one_of_several() -> None:
 
 def test_hosts_beyond_number_are_not_listed() -> None:
     assert found({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "7(x999999999)"}).local_size == 7
+
+
+ISLANDS = {"HOCKET_ISLAND": "1", "HOCKET_ISLANDS": "3", "HOCKET_MEET": "[::1]:29400"}
+
+
+def test_islands_that_are_jobs_of_their_own_count_on() -> None:
+    there = Rendezvous(3, 6, "::1", 29400, "hocket/islands")
+    assert find_in_islands({**TORCHRUN, **ISLANDS}) == Launched("torchrun", 3, 6, 1, 2, ("torch",), there)
+    alone = find_in_islands({**ISLANDS, "HOCKET_ISLAND": "0"})
+    assert alone is not None
+    assert alone.rendezvous == Rendezvous(0, 3, "::1", 29400, "hocket/islands", serves=True)
+    assert find_in_islands({**ISLANDS, "HOCKET_ISLAND": "0", "HOCKET_ISLANDS": "1"}) is None
+    assert find_in_islands(TORCHRUN) == found(TORCHRUN)
+    assert find_in_islands({}) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"HOCKET_MEET": ""}, "HOCKET_ISLAND and HOCKET_ISLANDS in the environment: .* three variables"),
+        ({"HOCKET_ISLAND": "3"}, "HOCKET_ISLAND=3 in the environment: of 3 islands the last is 2"),
+        ({"HOCKET_ISLAND": "-1"}, "HOCKET_ISLAND='-1' in the environment is no number"),
+        ({"HOCKET_MEET": "here"}, "HOCKET_MEET='here' in the environment: write .* HOST:PORT"),
+        ({"HOCKET_MEET": "here:0"}, "HOCKET_MEET='here:0'"),
+    ],
+)
+def test_variables_of_islands_that_do_not_belong_together(changed: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        find_in_islands({**TORCHRUN, **ISLANDS, **changed})

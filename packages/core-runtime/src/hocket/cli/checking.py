@@ -14,11 +14,12 @@ def check_run(run: RunConfig) -> Task:
     Raises:
         UserError: a library that a logger needs is not installed.
         ConfigError: a wrong name, argument or value.
-        AttachError: the strategy does not work with the optimizer.
+        AttachError: the strategy does not work with the optimizer, or in islands.
     """
     import torch
 
     from hocket.config.optimizer import build_optimizers
+    from hocket.session.island_refusals import check_sharded
     from hocket.session.refusals import check_optimizer_terms
     from hocket.training.meters import meters_of
     from hocket.training.schedules import Schedules
@@ -33,5 +34,7 @@ def check_run(run: RunConfig) -> Task:
     optimizers = build_optimizers(run.optimizer, stand_in)
     for optimizer in optimizers:
         check_optimizer_terms(run.strategy, optimizer)
+    if run.island.ranks > 1:
+        check_sharded(optimizers, run.strategy)
     Schedules(run.schedulers, optimizers).check()
     return task

@@ -55,6 +55,7 @@ _FIXED = (
     "accumulate",
     "clip_grad_norm",
     "engine",
+    "island",
     "batch_size",
     "seed",
     "on_nonfinite",

@@ -15,7 +15,7 @@ from hocket.cli.click_parts import Folder
 from hocket.cli.completion import complete_overrides, complete_recipes
 from hocket.cli.mistakes import mistakes_reported
 from hocket.cli.network_options import model_asked, network_options, network_overrides
-from hocket.cli.rank_options import island_option, rank_options, ranks_option
+from hocket.cli.rank_options import island_option, island_overrides, rank_options, ranks_option
 from hocket.cli.recommending import recommend_options
 from hocket.cli.run_options import RunOptions, run_options
 from hocket.cli.streams import keep_streams
@@ -170,7 +170,7 @@ def plan(
     words: tuple[str, ...],
     ranks: int | None,
     hosts: str | None,
-    island: int,
+    island: int | None,
     params: str | None,
     model: str | None,
     bandwidth: str | None,
@@ -198,7 +198,7 @@ def plan(
     # A file's name may have an = in it, and so have the overrides behind a recipe: `diloco parameters.0.every=20`.
     targets = [word for word in words if os.path.isfile(word) or not re.match(r"[^\s=]*\s*=", word)]
     overrides = tuple(word for word in words if word not in targets)
-    overrides += tuple(network_overrides(bandwidth, latency))
+    overrides += (*network_overrides(bandwidth, latency), *island_overrides(island))
     places = parse_hosts(hosts) if hosts else ()
     given = model_asked(params, model)
     if not targets:
@@ -207,10 +207,10 @@ def plan(
         if analysis:
             raise click.UsageError("--analysis takes one strategy: name one recipe or file.")
         with saying_it_goes_on("planning"):
-            plan_several(targets, overrides, ranks, places, given, island)
+            plan_several(targets, overrides, ranks, places, given)
         return
     with saying_it_goes_on("planning"):
-        run, placement = plan_command(targets[0], overrides, ranks, places, given, island)
+        run, placement = plan_command(targets[0], overrides, ranks, places, given)
     if analysis:
         from hocket.cli.analysis import analysis_command
 

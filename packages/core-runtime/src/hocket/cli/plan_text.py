@@ -11,6 +11,7 @@ import numpy as np
 from hocket.cli.network_options import GivenModel
 from hocket.collective.api import Ends
 from hocket.config.component import component_name, telling_fields
+from hocket.config.settings import IslandSettings
 from hocket.plain import TreeView
 from hocket.plan.links import WITHIN_A_HOST
 from hocket.quantities import format_bytes, format_seconds
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hocket.delays import Delays
     from hocket.plan.plan import ExchangePlan, Plan
 
-__all__ = ["ASSUMED_OVERLAP", "HOSTS", "assumptions", "ranks_of", "size_of", "title"]
+__all__ = ["ASSUMED_OVERLAP", "HOSTS", "assumptions", "islands_of", "ranks_of", "size_of", "title"]
 
 #: The effect of hosts on a plan.
 HOSTS = (
@@ -41,11 +42,20 @@ ASSUMED_OVERLAP = (
 _STEPS_LOOKED_AT = 1000
 
 
-def ranks_of(run: RunConfig, placement: Placement, island: int = 1) -> str:
+def ranks_of(run: RunConfig, placement: Placement) -> str:
     """Return the numbers of ranks, hosts and islands as text."""
+    assert run.ranks is not None
     hosts = len(set(placement.hosts))
-    islands = f" in {placement.size} islands of {island}" if island > 1 else ""
-    return f"{run.ranks} rank{'s' * (run.ranks != 1)}{islands}" + (f" on {hosts} hosts" if hosts > 1 else "")
+    return run.island.count(run.ranks) + (f" on {hosts} hosts" if hosts > 1 else "")
+
+
+def islands_of(island: IslandSettings) -> str:
+    """Return the sentence on what islands send."""
+    return (
+        f"Islands: {island.ranks} ranks hold a replica together, and each exchanges its shard with the ranks at its "
+        "place of the other islands, all at once over the same links. What FSDP or tensor parallelism sends within "
+        "islands is not counted."
+    )
 
 
 def size_of(run: RunConfig, plan: Plan, given: GivenModel | None) -> str:
@@ -55,11 +65,11 @@ def size_of(run: RunConfig, plan: Plan, given: GivenModel | None) -> str:
     return f"{model}: {plan.num_parameters:,} trainable parameters, {size}{' on each rank' * plan.sharded}"
 
 
-def assumptions(run: RunConfig, placement: Placement, plan: Plan, island: int = 1) -> Iterator[str]:
+def assumptions(run: RunConfig, placement: Placement, plan: Plan) -> Iterator[str]:
     """Yield the sentences below a plan's table."""
     bandwidth = run.network.bandwidth_bits_per_s
     several = len(set(placement.hosts)) > 1
-    joined = "host" if several else "island" if island > 1 else "rank"
+    joined = "host" if several else "island" if run.island.ranks > 1 else "rank"
     speed = "unlimited bandwidth" if math.isinf(bandwidth) else f"{bandwidth / 1e9:.3g} Gbit/s per {joined}"
     yield (
         "Sent: bytes that a rank sends, on average over ranks and steps: by a ring (allreduce), a tree (broadcast) "
@@ -77,12 +87,8 @@ def assumptions(run: RunConfig, placement: Placement, plan: Plan, island: int = 
         + "Where gradients are exchanged, .grad is a view of the receive buffer and needs no memory of its own. "
         "Optimizer and activations are not counted."
     )
-    if island > 1:
-        yield (
-            f"Islands: {island} ranks shard a replica, and each exchanges its shard with the ranks at its place of the "
-            "other islands, all at once over the same links. What FSDP or tensor parallelism sends within islands is "
-            "not counted."
-        )
+    if run.island.ranks > 1:
+        yield islands_of(run.island)
     if several:
         yield HOSTS
     if plan.strategy.samples is not None:
@@ -91,7 +97,7 @@ def assumptions(run: RunConfig, placement: Placement, plan: Plan, island: int = 
             "counted."
         )
     if run.delays is not None:
-        yield _delays(run.delays, run, plan.ranks)
+        yield _delays(run.delays, run, plan.ranks * run.island.ranks)
     if plan.ranks == 1:
         yield "A single rank exchanges nothing."
     for planned in plan.exchanges:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.strategy.strategy import Strategy
 
-__all__ = ["held_up", "planned_for", "planned_run"]
+__all__ = ["held_up", "placed", "planned_for", "planned_run"]
 
 #: The number of ranks to plan for by default.
 _DEFAULT_RANKS = 4
 
 
 def planned_run(
-    target: str, overrides: tuple[str, ...], ranks: int | None, hosts: Sequence[Host], island: int = 1
+    target: str, overrides: tuple[str, ...], ranks: int | None, hosts: Sequence[Host]
 ) -> tuple[RunConfig, Placement]:
     """Return the run to plan, with its number of ranks, and its replicas' placement; without torch.
 
@@ -41,42 +41,31 @@ def planned_run(
     shared = share_out(hosts, ranks) if hosts else ()
     run = replace(run, ranks=sum(host.ranks for host in shared) or ranks or run.ranks or _DEFAULT_RANKS)
     assert run.ranks is not None
-    if island > 1:
-        return _with_islands(run, [host.ranks for host in shared] or [run.ranks], island)
     run.check_size(run.ranks)
-    replicas = build_engine(run).data_size(run.ranks)
     if not shared:
-        return run, Placement.on_one_host(replicas)
-    if replicas != run.ranks:
+        return run, Placement.on_one_host(run.replicas(run.ranks))
+    if build_engine(run).data_size(run.ranks) != run.ranks:
         raise UserError(
             f"--hosts: engine {run.engine.name} divides the model over ranks, and hosts are not planned for such "
             "engines: leave it out"
         )
-    return run, Placement.of_counts([host.ranks for host in shared])
+    return run, placed(run, [host.ranks for host in shared])
 
 
-def _with_islands(run: RunConfig, ranks_of_hosts: Sequence[int], island: int) -> tuple[RunConfig, Placement]:
-    """Return the run, and the placement of its islands, each where its first rank is.
+def placed(run: RunConfig, ranks_of_hosts: Sequence[int]) -> Placement:
+    """Return the placement of a run's replicas, which are its ranks or its islands.
 
     Raises:
-        UserError: ranks are no whole number of islands, or an engine divides the model over them already.
+        UserError: a host holds no whole number of islands.
     """
-    assert run.ranks is not None
-    engine = build_engine(run)
-    if engine.data_size(run.ranks) != run.ranks:
-        raise UserError(
-            f"--island: engine {run.engine.name} divides the model over ranks already: leave it out"
-        )
+    island = run.island.ranks
     if any(ranks % island for ranks in ranks_of_hosts):
         raise UserError(
-            f"--island {island}: hosts of {' and '.join(map(str, sorted(set(ranks_of_hosts))))} ranks hold no whole "
-            f"number of islands: name a number that divides them; an island of several hosts is one here, --hosts "
-            f"ISLANDSx{island}, with the bandwidth of its link"
+            f"island of {island} ranks: hosts of {' and '.join(map(str, sorted(set(ranks_of_hosts))))} ranks hold no "
+            "whole number of islands: name a number that divides them; an island of several hosts is one here, "
+            f"--hosts ISLANDSx{island}, with the bandwidth of its link"
         )
-    hosts = [host for host, ranks in enumerate(ranks_of_hosts) for _ in range(ranks)]
-    placement = Placement.of([str(host) for host in hosts[::island]])
-    run.strategy.check_size(placement)
-    return run, placement
+    return Placement.of_counts([ranks // island for ranks in ranks_of_hosts])
 
 
 def planned_for(
@@ -85,19 +74,20 @@ def planned_for(
     model: nn.Module,
     placement: Placement,
     bandwidth: float,
-    island: int = 1,
 ) -> Plan:
-    """Return the plan for links of `bandwidth` bits per second, of an island that its ranks share."""
+    """Return the plan for links of `bandwidth` bits per second, which the ranks of an island share."""
     from hocket.plan.plan import plan
     from hocket.transport.host import SMALLEST_BYTES
 
     shared_bytes = math.inf if run.transport is TransportName.VIRTUAL else SMALLEST_BYTES
-    network = replace(run.network, bandwidth_bits_per_s=bandwidth / island)
-    return plan(strategy, model, placement, network, shared_bytes=shared_bytes, island=island)
+    network = replace(run.network, bandwidth_bits_per_s=bandwidth / run.island.ranks)
+    return plan(strategy, model, placement, network, shared_bytes=shared_bytes, island=run.island.shard)
 
 
 def held_up(run: RunConfig, plan: Plan) -> float:
     """Return the mean seconds of a step in which a rank is held up by the run's delays."""
     from hocket.plan.lateness import held_up_seconds
 
-    return 0.0 if run.delays is None else held_up_seconds(plan, run.compute.step_s, run.delays, run.seed)
+    if run.delays is None:
+        return 0.0
+    return held_up_seconds(plan, run.compute.step_s, run.delays, run.seed, run.island.ranks)

@@ -50,7 +50,6 @@ def plan_command(
     ranks: int | None,
     hosts: Sequence[Host] = (),
     given: GivenModel | None = None,
-    island: int = 1,
 ) -> tuple[RunConfig, Placement]:
     """Carry out `hocket plan`, and return the planned run with its number of ranks, and its replicas' placement.
 
@@ -59,12 +58,11 @@ def plan_command(
         ranks: the number of ranks; None for the hosts' places, or the file's number.
         hosts: the ranks' hosts; none for one host.
         given: the name of another model than the task's, and that model.
-        island: the number of ranks that shard a replica.
 
     Raises:
         UserError: a wrong argument, the number of ranks included.
     """
-    run, placement = planned_run(target, overrides, ranks, hosts, island)
+    run, placement = planned_run(target, overrides, ranks, hosts)
 
     from hocket.cli.checking import check_run
     from hocket.cli.planning_stages import show_stages, stages_of
@@ -81,8 +79,8 @@ def plan_command(
     for phase in run.strategy.in_phases:
         if run.strategy.phases:
             print(f"From step {phase.step} on:")
-        planned = partial(planned_for, run, phase.strategy, model, placement, island=island)
-        _show(run, placement, planned, bool(stages), given, island)
+        planned = partial(planned_for, run, phase.strategy, model, placement)
+        _show(run, placement, planned, bool(stages), given)
     if stages:
         show_stages(stages, placement.size)
     return run, placement
@@ -94,13 +92,12 @@ def _show(
     planned: Callable[[float], Plan],
     shared_out: bool,
     given: GivenModel | None,
-    island: int,
 ) -> None:
     assert run.ranks is not None
     plan = planned(run.network.bandwidth_bits_per_s)
     name = run.strategy.name or "own strategy"
     say([f"{name}: {run.description}" if run.description else name], bullet="")
-    print(f"{ranks_of(run, placement, island)}; {size_of(run, plan, given)}")
+    print(f"{ranks_of(run, placement)}; {size_of(run, plan, given)}")
     print()
     if shared_out and (not plan.exchanges or plan.ranks == 1):
         return
@@ -113,7 +110,7 @@ def _show(
         rows.append(("together", *("",) * 6, sent, seconds, _models(plan, plan.memory_bytes)))
     show_table(_HEADERS, rows, numbers=_NUMBERS)
     print()
-    say([*assumptions(run, placement, plan, island), *_utilisation(run, planned)])
+    say([*assumptions(run, placement, plan), *_utilisation(run, planned)])
 
 
 def _utilisation(run: RunConfig, planned: Callable[[float], Plan]) -> Iterator[str]:

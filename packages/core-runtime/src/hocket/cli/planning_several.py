@@ -32,13 +32,12 @@ def plan_several(
     ranks: int | None,
     hosts: Sequence[Host],
     given: GivenModel | None = None,
-    island: int = 1,
 ) -> None:
     """Print a row for each phase of several recipes or files, with the same overrides.
 
     Args, Raises: as in `plan_command`.
     """
-    planned = [planned_run(target, overrides, ranks, hosts, island) for target in targets]
+    planned = [planned_run(target, overrides, ranks, hosts) for target in targets]
 
     from hocket.cli.checking import check_run
 
@@ -52,9 +51,9 @@ def plan_several(
         model = model_of(task.model) if given is None else given[1]
         for phase in run.strategy.in_phases:
             bandwidth = run.network.bandwidth_bits_per_s
-            costs = planned_for(run, phase.strategy, model, placement, bandwidth, island)
+            costs = planned_for(run, phase.strategy, model, placement, bandwidth)
             rows.append(_row(target, run, phase, costs)[: len(headers)])
-        titles.add(f"{ranks_of(run, placement, island)}; {size_of(run, costs, given)}")
+        titles.add(f"{ranks_of(run, placement)}; {size_of(run, costs, given)}")
     print("\n".join(sorted(titles)))
     print()
     show_table(headers, rows, numbers=headers[3:])

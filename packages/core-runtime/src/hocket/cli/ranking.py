@@ -9,6 +9,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -53,7 +54,7 @@ def run_virtual(
 def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool, display: Display) -> None:
     summary = train(run, peer, folder, resume=resume, display=display)
     if peer.rank == 0:
-        title = f"{run.task.name}, {run.strategy.name or 'own strategy'}, {peer.size} ranks"
+        title = f"{run.task.name}, {run.strategy.name or 'own strategy'}, {run.island.count(peer.size)}"
         write_summary(folder, summary)
         with naming(folder / PICTURE):
             drawn = draw(folder / METRICS, folder / PICTURE, title)
@@ -64,6 +65,14 @@ def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool, display: Disp
     refuse_nothing_learned(summary, peer)
 
 
+def _load(config: str) -> RunConfig:
+    """Read the run's file, and import for all ranks what its islands need."""
+    run = load_run(config)
+    if run.island.ranks > 1:
+        import_module("torch.distributed.fsdp")
+    return run
+
+
 def _main(arguments: Sequence[str]) -> None:
     parser = ArgumentParser()
     parser.add_argument("config")
@@ -72,7 +81,7 @@ def _main(arguments: Sequence[str]) -> None:
     parser.add_argument("--display", type=Display, default=Display.LINES)
     given = parser.parse_args(arguments)
     run_rank(
-        in_each_rank(partial(load_run, given.config)),
+        in_each_rank(partial(_load, given.config)),
         given.folder,
         resume=given.resume,
         display=given.display,

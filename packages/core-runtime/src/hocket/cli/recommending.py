@@ -15,6 +15,7 @@ import click
 from hocket.cli.click_parts import Command, add_options
 from hocket.cli.network_options import network_options
 from hocket.cli.printing import say
+from hocket.cli.rank_options import island_option
 from hocket.cli.table import show_table
 from hocket.quantities import format_bits_per_second, format_bytes, format_count, format_seconds
 
@@ -32,6 +33,7 @@ _OPTIONS = (
     click.argument("words", nargs=-1, metavar="[RECIPE|FILE.yaml|RUN] [KEY=VALUE]..."),
     network_options,
     click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="Hosts of the ranks."),
+    island_option,
     click.option("-n", "-np", "--np", "ranks", hidden=True),
     click.option("--step", metavar="200ms", help="Time that a step computes."),
     click.option(
@@ -131,10 +133,10 @@ def _show_head(advice: Advice) -> None:
 
 
 def _hosts(situation: TrainingSituation) -> str:
-    hosts, ranks = len(set(situation.placement.hosts)), situation.placement.size
+    hosts, ranks = len(set(situation.placement.hosts)), situation.ranks
     if ranks % hosts:
-        return f"{ranks} ranks on {hosts} hosts"
-    return f"{hosts} host{'s' * (hosts > 1)} x {ranks // hosts} rank{'s' * (ranks > hosts)}"
+        return f"{situation.island.count(ranks)} on {hosts} hosts"
+    return f"{hosts} host{'s' * (hosts > 1)} x {situation.island.count(ranks // hosts)}"
 
 
 def _late(situation: TrainingSituation) -> str:
@@ -181,7 +183,7 @@ def _advised(advice: Advice) -> Iterator[str]:
         yield f"{error}."
         return
     strategies = shlex.quote(f"strategy=agd,{advice.best.candidate.spelled}")
-    yield f"Try first: hocket sweep --script train.py {strategies} -n {advice.situation.placement.size}"
+    yield f"Try first: hocket sweep --script train.py {strategies} -n {advice.situation.ranks}"
     level = advice.least_bandwidth(advice.best)
     yield f"{error}; DDP is as fast " + (
         "on no network." if level is None else f"from {format_bits_per_second(level)} on."
@@ -219,7 +221,7 @@ def _explain(advice: Advice, rows: Sequence[AdviceRow], left: Mapping[str, str])
 
 
 def _assumptions(situation: TrainingSituation) -> Iterator[str]:
-    from hocket.cli.plan_text import ASSUMED_OVERLAP, HOSTS
+    from hocket.cli.plan_text import ASSUMED_OVERLAP, HOSTS, islands_of
 
     yield f"Exchanges take the time that `hocket plan` shows, one at a time. {ASSUMED_OVERLAP}"
     yield (
@@ -235,6 +237,8 @@ def _assumptions(situation: TrainingSituation) -> Iterator[str]:
         "from scratch on 8 ranks (docs/atlas), or the test that a strategy's row names. DiLoCo and its kin lose less "
         "where the first steps are synchronous (synchronous_steps=N); such steps take as long as plain allreduce."
     )
+    if situation.island.ranks > 1:
+        yield islands_of(situation.island)
     if situation.placement.size > len(set(situation.placement.hosts)):
         yield HOSTS
     if not situation.packs:

@@ -129,6 +129,11 @@ def _with_options(run: RunConfig, wanted: WantedRanks, options: RunOptions) -> R
         raise UserError(
             "virtual ranks are threads of one process: leave out --hosts, or name another --transport"
         )
+    if run.transport is TransportName.VIRTUAL and run.island.ranks > 1:
+        raise UserError(
+            "island: virtual ranks share one process, and so one rank of torch.distributed: take --transport torch or "
+            "mpi, or leave island out"
+        )
     if options.report or run.report:
         require_plotly("--report" if options.report else "report")
     return replace(options.traced(run), report=options.report or run.report)
@@ -212,7 +217,8 @@ def _announce(
     """
     if options.quiet and not options.dry_run:
         return
-    where, each = f"{run.ranks} ranks over {transport}", " each"
+    assert run.ranks is not None
+    where, each = f"{run.island.count(run.ranks)} over {transport}", " each"
     if run.ranks == 1:
         where, each = "one rank", ""
     wanted = 1 if run.transport is TransportName.VIRTUAL else os.environ.get("OMP_NUM_THREADS")
@@ -234,13 +240,13 @@ def _show_length(run: RunConfig, data: TaskData) -> None:
 
     assert run.ranks is not None
     samples = len(cast(Sized, data.train))
-    replicas = build_engine(run).data_size(run.ranks)
-    per_epoch = steps_per_epoch(run, samples, replicas)
+    shares = build_engine(run).data_size(run.ranks)
+    per_epoch = steps_per_epoch(run, samples, shares)
     steps = min(run.steps or per_epoch * run.epochs, per_epoch * run.epochs)
-    for text in unreached(run.strategy, steps, replicas):
+    for text in unreached(run.strategy, steps, run.replicas(run.ranks)):
         _log.warning(text)
     print(
-        f"{samples:,} samples to train on: {steps:,} steps of {run.batch_size * run.accumulate * replicas:,} samples, "
+        f"{samples:,} samples to train on: {steps:,} steps of {run.batch_size * run.accumulate * shares:,} samples, "
         f"{per_epoch:,} in an epoch; everything was checked, and nothing was started"
     )
 
@@ -372,7 +378,12 @@ def _show_results(folder: Path, options: RunOptions) -> None:
     if options.quiet:
         return
     summary = read_summary(folder / SUMMARY)
-    where = "one rank" if summary["ranks"] == 1 else f"{summary['ranks']} ranks over {summary['transport']}"
+    islands = f" in {summary['islands']} islands" if "islands" in summary else ""
+    where = (
+        f"{summary['ranks']} ranks{islands} over {summary['transport']}"
+        if summary["ranks"] > 1
+        else "one rank"
+    )
     clock = " on the virtual clock" if summary["transport"] == "virtual" else ""
     waited = summary[
         "exposed_wait_fraction"

@@ -15,6 +15,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from hocket.cli.network_options import model_asked, network_overrides
+from hocket.cli.planned import placed
+from hocket.cli.rank_options import island_overrides
 from hocket.config.source import SLOTS, Target, based_on, parse_override
 from hocket.delays import RandomSubset
 from hocket.errors import ConfigError, HocketError, UserError
@@ -65,9 +67,11 @@ class Asked:
     optimizer: str | None = None
     measure: bool = False
     all: bool = False
+    island: int | None = None
 
     def __post_init__(self) -> None:
         self._read_script_run()
+        self.overrides = [*self.overrides, *island_overrides(self.island)]
         self.of_strategy = [each for each in self.overrides if parse_override(each).keys[0] in _STRATEGY_KEYS]
         self.of_run = [each for each in self.overrides if each not in self.of_strategy]
         if self.of_strategy and self.target is None:
@@ -92,7 +96,9 @@ class Asked:
                 f"{folder}: the script's run has not ended: its steps and its model's size are not known yet"
             )
         summary = read_summary(folder / SUMMARY)
-        self.target, self.overrides = None, [f"ranks={config['ranks']}", *self.overrides]
+        ranks, islands = config["ranks"], summary.get("islands", config["ranks"])
+        self.target, self.overrides = None, [f"ranks={ranks}", *self.overrides]
+        self.island = self.island or ranks // islands
         self.params = self.params or str(summary["parameters"])
         if speed := summary["steps_per_second"]:  # None or 0 where no step was timed
             self.step = self.step or f"{(1 - summary['exposed_wait_fraction']) / speed:.6g}s"
@@ -136,26 +142,40 @@ class Asked:
                 "the model is missing: give --params 25M, --model module:function, task=NAME, or a run's folder"
             )
         model = model_of(check_run(base).model) if asked is None else asked[1]
+        ranks = placement.size * base.island.ranks
         if base.delays is not None:
             try:
-                base.delays.check_size(placement.size)
+                base.delays.check_size(ranks)
             except ValueError as error:
-                raise UserError(f"--late among {placement.size} ranks: {error}") from error
+                raise UserError(f"--late among {ranks} ranks: {error}") from error
         is_named = self.optimizer is not None or (self.target is not None and os.path.exists(self.target))
         by_accuracy = is_named and base.optimizer.class_name == "sgd"
         return TrainingSituation(
-            model, placement, base.network, self._step_s(), base.delays, base.seed, by_accuracy, self.measure
+            model,
+            placement,
+            base.network,
+            self._step_s(),
+            base.delays,
+            base.seed,
+            by_accuracy,
+            self.measure,
+            base.island,
         )
 
     def _placement(self) -> Placement:
         if self.hosts is None and self.base.ranks is None:
             raise UserError("--hosts is missing: name the ranks' hosts, such as 8x1 for 8 hosts of one rank")
-        counts = [1] * (self.base.ranks or 0)
+        size = self.base.island.ranks
+        counts = [size] * ((self.base.ranks or 0) // size)
+        if self.hosts is None and self.base.ranks and self.base.ranks % size:
+            self.base.check_size(self.base.ranks)
         if self.hosts is not None:
             counts = [host.ranks for host in parse_hosts(self.hosts)]
-        if sum(counts) < 2:
-            raise UserError("--hosts: a single rank exchanges nothing: name two or more")
-        return Placement.of_counts(counts)
+        placement = placed(self.base, counts)
+        if placement.size < 2:
+            what = "rank" if size == 1 else f"island of {size} ranks"
+            raise UserError(f"--hosts: a single {what} exchanges nothing: name two or more")
+        return placement
 
     def _step_s(self) -> float:
         """Return the seconds that a step computes: of `--step`, of the run, or measured."""
@@ -271,7 +291,14 @@ def _name_of(target: str) -> str:
 
 def _measured_step_s(base: RunConfig) -> float:
     """Measure the seconds of a step of the run's task on one rank."""
-    settings = {"steps": _STEPS_MEASURED, "ranks": 1, "log_every": 1, "eval_every": None, "delays": None}
+    settings: dict[str, object] = {
+        "steps": _STEPS_MEASURED,
+        "ranks": 1,
+        "log_every": 1,
+        "eval_every": None,
+        "delays": None,
+        "island": {},
+    }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "measured.yaml"
         file.write_text(

@@ -23,6 +23,7 @@ from hocket.config.settings import DESCRIPTIVE
 from hocket.config.source import DEFAULT_RECIPE
 from hocket.errors import HocketError
 from hocket.plain import Tree, flattened
+from hocket.results import VALID
 from hocket.results.history import is_number, metric_names
 from hocket.results.kept_config import differing_keys
 from hocket.training.run import load_run, resolved
@@ -140,7 +141,7 @@ def run_page(record: Record, columns: Sequence[Measure], title: str) -> str:
         return [_PlottedCurve(record.label, 0, of_ranks if of_ranks.x else group.curve(name, over))]
 
     figures = [*_figures([record], lines, "seconds"), *_by_rank(record)]
-    sentences = [f"Task {record.task['name']}, {record.ranks} ranks over {record.transport}."]
+    sentences = [f"Task {record.task['name']}, {record.ranks_in_words} over {record.transport}."]
     if record.ranks > 1:
         sentences.append("Bands reach from the smallest rank's value to the largest rank's.")
     top, table = _answered([group]), _table([group], columns)
@@ -277,10 +278,11 @@ def _by_rank(record: Record) -> Iterator[go.Figure]:
     names = list(found)
     for start in range(0, len(names), _COLUMNS):
         title = "" if start else "The ranks at the end"
-        yield _rank_figure({name: found[name] for name in names[start : start + _COLUMNS]}, title)
+        chosen = {name: found[name] for name in names[start : start + _COLUMNS]}
+        yield _rank_figure(chosen, title, "island" if "islands" in summary else "rank")
 
 
-def _rank_figure(values_by_name: Mapping[str, Sequence[float]], title: str) -> go.Figure:
+def _rank_figure(values_by_name: Mapping[str, Sequence[float]], title: str, replica: str) -> go.Figure:
     figure = make_subplots(cols=_COLUMNS, horizontal_spacing=_SPACING)
     for column, (name, values) in enumerate(values_by_name.items(), start=1):
         scaled = [value * _SCALES.get(name, 1.0) for value in values]
@@ -289,7 +291,8 @@ def _rank_figure(values_by_name: Mapping[str, Sequence[float]], title: str) -> g
         )
         figure.add_trace(dots, row=1, col=column)
         label = _COST["wait_share"] if name == _WAIT_SHARE else name
-        figure.update_xaxes(title_text="rank", row=1, col=column)
+        whose = replica if name.startswith(VALID) else "rank"
+        figure.update_xaxes(title_text=whose, row=1, col=column)
         figure.update_yaxes(title_text=label, row=1, col=column)
     figure.update_layout(title=title, height=_HEIGHT, template="plotly_white")
     return figure

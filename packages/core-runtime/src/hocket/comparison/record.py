@@ -59,6 +59,12 @@ class Record:
         return int(self.config["ranks"])
 
     @property
+    def ranks_in_words(self) -> str:
+        """The number of ranks, and that of the islands which they form."""
+        islands = (self.summary or {}).get("islands")
+        return f"{self.ranks} ranks" + (f" in {islands} islands" if islands else "")
+
+    @property
     def transport(self) -> str:
         """The transport; empty if the configuration leaves it open and the run has not ended."""
         name: str = (self.summary or self.config).get("transport") or ""

@@ -20,6 +20,7 @@ __all__ = [
     "ROOT_KEYS",
     "CheckpointSettings",
     "Device",
+    "IslandSettings",
     "Lanes",
     "OnNonfinite",
     "Precision",
@@ -101,6 +102,44 @@ class CheckpointSettings:
                 raise ValueError(f"{name} must be 1 or more, not {value}")
 
 
+@dataclass(frozen=True)
+class IslandSettings:
+    """The ranks that hold one replica of the model together, sharded by FSDP2; strategies run between such islands.
+
+    Attributes:
+        shard: the number of ranks over which each replica is sharded, 1 or more; 1 for a whole model on every rank.
+        replicate: the number of such shardings in an island, whose gradients FSDP2 averages in each step (HSDP); 1 or
+            more.
+    """
+
+    shard: int = 1
+    replicate: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("shard", "replicate"):
+            value = getattr(self, name)
+            if not 1 <= value <= MOST_RANKS:
+                raise ValueError(f"{name} must be 1 to {MOST_RANKS}, not {value}")
+        if self.replicate > self.shard == 1:
+            raise ValueError(
+                f"replicate is {self.replicate}, and shard is 1: ranks with whole models are islands of one: leave "
+                "replicate out, or shard over 2 ranks or more"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of an island; 1 for whole models."""
+        return self.shard * self.replicate
+
+    def count(self, ranks: int) -> str:
+        """Return a number of ranks, and that of their islands, as text."""
+        text = f"{ranks} rank{'s' * (ranks != 1)}"
+        islands = ranks // self.ranks
+        return (
+            text if self.ranks == 1 else f"{text} in {islands} island{'s' * (islands != 1)} of {self.ranks}"
+        )
+
+
 #: Ranks add theirs to it, and torch takes 64 bits.
 LARGEST_SEED = 2**63 - 1
 #: More processes of one rank than any host has use for.
@@ -143,6 +182,7 @@ class RunSettings:
         seed: the seed of the model, the data's order and every draw; 0 to 2**63 - 1.
         ranks: the number of ranks to start, 1 or more; null for the launcher's.
         transport: the transport between ranks; null for the launcher's, else MPI if it is installed, else torch.
+        island: the ranks that hold one replica of the model together; strategies run between these islands.
         device: the device that the model is trained on.
         precision: the dtype in which it computes.
         lanes: the carrier of exchanges.
@@ -188,6 +228,7 @@ class RunSettings:
     seed: int = 0
     ranks: int | None = None
     transport: TransportName | None = None
+    island: IslandSettings = field(default_factory=IslandSettings)
     device: Device = Device.AUTO
     precision: Precision = Precision.FLOAT32
     lanes: Lanes = Lanes.HOST

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from hocket.config.settings import IslandSettings
 from hocket.plan.plan import Plan, plan
 from hocket.plan.utilisation import BANDWIDTHS, exposed_seconds
 from hocket.strategy.scope import Placement
@@ -118,6 +119,7 @@ class TrainingSituation:
         seed: of delays that are drawn.
         by_accuracy: compare measured costs by the accuracy of SGD, in place of the loss of AdamW.
         packs: measure the time that compressors compute on this machine.
+        island: the ranks that hold one replica together, each of which `placement` counts as one.
     """
 
     model: nn.Module
@@ -128,11 +130,18 @@ class TrainingSituation:
     seed: int = 0
     by_accuracy: bool = False
     packs: bool = False
+    island: IslandSettings = field(default_factory=IslandSettings)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks, of all islands."""
+        return self.placement.size * self.island.ranks
 
     def plan(self, strategy: Strategy, bandwidth: float | None = None) -> Plan:
-        """Plan a strategy here, or with links of `bandwidth` bits per second."""
-        faster = bandwidth or self.network.bandwidth_bits_per_s
-        return plan(strategy, self.model, self.placement, replace(self.network, bandwidth_bits_per_s=faster))
+        """Plan a strategy here, or with links of `bandwidth` bits per second, which the ranks of an island share."""
+        shared = (bandwidth or self.network.bandwidth_bits_per_s) / self.island.ranks
+        network = replace(self.network, bandwidth_bits_per_s=shared)
+        return plan(strategy, self.model, self.placement, network, island=self.island.shard)
 
     def idle(self, strategy: Strategy) -> str:
         """Return the exchanges that have no two ranks here, such as those within hosts of one rank."""
@@ -149,7 +158,7 @@ class TrainingSituation:
 
         costs, held_up_s = self.plan(candidate.strategy), 0.0
         if self.delays is not None:
-            held_up_s = held_up_seconds(costs, self.step_s, self.delays, self.seed)
+            held_up_s = held_up_seconds(costs, self.step_s, self.delays, self.seed, self.island.ranks)
         return predict(costs, self.step_s, held_up_s, packing_seconds(costs) if self.packs else 0.0)
 
     def step_seconds(self, row: AdviceRow, bandwidth: float) -> float:

@@ -20,7 +20,7 @@ __all__ = ["LOOKED_AT", "held_up_seconds"]
 LOOKED_AT = 240
 
 
-def held_up_seconds(plan: Plan, step_s: float, delays: Delays, seed: int = 0) -> float:
+def held_up_seconds(plan: Plan, step_s: float, delays: Delays, seed: int = 0, island: int = 1) -> float:
     """Return the seconds that late ranks add to a step, on average over ranks and steps.
 
     All steps compute equally long apart from the delays. A rank that exchanges with others continues when all of them
@@ -32,6 +32,7 @@ def held_up_seconds(plan: Plan, step_s: float, delays: Delays, seed: int = 0) ->
         step_s: seconds of computing in a step, during which a delayed exchange hides others' lateness.
         delays: the delay of each rank in each step.
         seed: of delays that are drawn.
+        island: number of ranks of each of the plan's, which is as late as its latest.
     """
     size = plan.ranks
     clock = np.zeros(size)
@@ -40,7 +41,8 @@ def held_up_seconds(plan: Plan, step_s: float, delays: Delays, seed: int = 0) ->
     came: deque[NDArray[np.float64]] = deque(maxlen=longest + 1)
     rounds = [0] * len(waiting)
     for step in range(LOOKED_AT):
-        clock = clock + step_s + delays.of_step(step, size, seed)
+        late = delays.of_step(step, size * island, seed).reshape(size, island).max(axis=1)
+        clock = clock + step_s + late
         came.append(clock)
         for number, planned in enumerate(waiting):
             delay = planned.exchange.delay

@@ -19,7 +19,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-__all__ = ["Shard", "address_of", "fsdp_modules", "is_sharded", "like", "local", "part_of", "whole_of"]
+__all__ = [
+    "Shard",
+    "address_of",
+    "fsdp_modules",
+    "is_sharded",
+    "like",
+    "local",
+    "part_of",
+    "whole_of",
+    "whole_values",
+]
 
 #: Of each DTensor parameter that a session holds, a weak reference to its shard.
 _shards = WeakIdKeyDictionary()
@@ -142,6 +152,13 @@ def part_of(parameter: Tensor) -> Tensor:
 def whole_of(parameter: Tensor) -> Tensor:
     """Return the DTensor parameter of a shard, which optimizers know; any other parameter itself."""
     return parameter.whole if isinstance(parameter, Shard) else parameter
+
+
+@torch.no_grad()
+def whole_values(model: nn.Module) -> dict[str, Tensor]:
+    """Return a model's state with whole tensors, by name; collective over the ranks that hold it together."""
+    values: dict[str, Any] = model.state_dict()
+    return {name: value.full_tensor() if is_sharded(value) else value for name, value in values.items()}
 
 
 def fsdp_modules(model: nn.Module) -> list[FSDPModule]:

@@ -22,7 +22,7 @@ from hocket.session.api import Attachment, MakeOptimizer, left_by
 from hocket.session.ddp import watch_ddp
 from hocket.session.engine import DataParallel, Engine
 from hocket.session.island import find_island, mesh_of
-from hocket.session.island_refusals import check_island
+from hocket.session.island_refusals import check_gathered, check_island
 from hocket.session.ranks import agree
 from hocket.session.refusals import (
     check,
@@ -170,6 +170,7 @@ def attach(
         if request.folder is not None and peer.rank == 0:
             take_folder(request.folder)
         if isinstance(model, nn.Module):
+            check_gathered(model)
             for module in fsdp_modules(model):
                 module.reshard()  # what a forward has gathered hides the shards
             island = mesh_of(model, island)

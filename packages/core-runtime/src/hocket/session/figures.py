@@ -46,6 +46,7 @@ def figures_of(
         "recipe": session.strategy.name,
         "transport": session.peer.transport,
         "ranks": session.size,
+        **({"islands": session.num_replicas} if session.island.places else {}),
         "steps": session.step,
         # Ranks that step with gradients of their own leave out steps of their own.
         "skipped_steps": max(skipped),
@@ -58,5 +59,7 @@ def figures_of(
         "overlap_share": 1 - exposed_s / under_way_s if under_way_s > 0 else None,
         "active_mean": sum(active) / sum(outcomes) if any(outcomes) else None,
         "staleness_max": max(staleness),
-        "warnings": [*unreached(session.strategy, session.step, session.data_size)] if session.step else [],
+        "warnings": [*unreached(session.strategy, session.step, session.num_replicas)]
+        if session.step
+        else [],
     }

@@ -178,7 +178,8 @@ def find_island(peer: Peer, mesh: DeviceMesh, model: nn.Module, same_samples: Se
     """
     from torch import distributed
 
-    gathered = gather(peer, [distributed.get_rank(), _ranks_of(mesh), list(mesh.mesh.shape)])
+    job = peer.rank // distributed.get_world_size()  # islands may be jobs of their own
+    gathered = gather(peer, [job, distributed.get_rank(), _ranks_of(mesh), list(mesh.mesh.shape)])
     islands = _islands_in(gathered)
     listed = _listed(islands)
     place, ranks = next((ranks.index(peer.rank), ranks) for ranks in islands if peer.rank in ranks)
@@ -207,23 +208,26 @@ def find_island(peer: Peer, mesh: DeviceMesh, model: nn.Module, same_samples: Se
     return found
 
 
-def _islands_in(gathered: Sequence[tuple[int, list[int], list[int]]]) -> list[tuple[int, ...]]:
+def _islands_in(gathered: Sequence[tuple[int, int, list[int], list[int]]]) -> list[tuple[int, ...]]:
     """Return the ranks of each island, by the session's numbers.
 
     Args:
-        gathered: of each rank its number in torch.distributed, the numbers of its mesh's ranks, and the mesh's shape.
+        gathered: of each rank its job, its number in that job's torch.distributed, the numbers of its mesh's ranks
+            there, and the mesh's shape.
 
     Raises:
         AttachError: islands differ in shape, overlap, or leave ranks out.
     """
-    rank_of = {theirs: rank for rank, (theirs, _, _) in enumerate(gathered)}
-    islands = sorted({tuple(rank_of.get(rank, -1) for rank in ranks) for _, ranks, _ in gathered}, key=min)
+    rank_of = {(job, theirs): rank for rank, (job, theirs, _, _) in enumerate(gathered)}
+    islands = sorted(
+        {tuple(rank_of.get((job, rank), -1) for rank in ranks) for job, _, ranks, _ in gathered}, key=min
+    )
     if len(rank_of) < len(gathered) or any(-1 in ranks for ranks in islands):
         raise AttachError(
             "torch.distributed does not number the same ranks as this session: start all islands as one job, with one "
-            "init_process_group over all ranks"
+            "init_process_group over all ranks, or each as a job of its own (HOCKET_ISLAND, docs/islands.md)"
         )
-    if len({str(shape) for _, _, shape in gathered}) > 1:
+    if len({str(shape) for *_, shape in gathered}) > 1:
         raise AttachError(
             f"islands of different shapes (ranks {_listed(islands)}): shard the model alike on all of them"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,11 +11,12 @@ from torch import nn
 from hocket.collective.api import Ends
 from hocket.config.component import component_name
 from hocket.errors import AttachError
-from hocket.segment.shards import is_sharded
+from hocket.segment.shards import fsdp_modules, is_sharded
 from hocket.session.engine import DataParallel, Engine
 from hocket.session.island import shares_of
 from hocket.session.refusals import needs_closure, refuse_closure
 from hocket.session.step.optimizers import stepped_by
+from hocket.session.torch_internals import is_gathered_by_fsdp, is_sharded_by_fsdp
 from hocket.strategy.exchange import Exchange, Overlap
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer
@@ -23,7 +24,7 @@ from hocket.transport.peer import Peer
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["check_island"]
+__all__ = ["check_gathered", "check_island", "check_sharded"]
 
 
 def check_island(
@@ -49,6 +50,49 @@ def check_island(
         raise AttachError(
             f"the model is sharded, and engine {type(engine).__name__} takes whole ones: leave the engine out"
         )
+    shortest = min((p.dtype.itemsize for p in model.parameters() if p.requires_grad), default=4)
+    check_sharded(optimizers, strategy, shortest)
+    if shares_of(mesh, model, same_samples) > 1:
+        for name in _unsummed(model):
+            raise AttachError(
+                f"parameter {name} is not sharded, and nobody sums its gradients over the island's ranks, which read "
+                "different samples: call fully_shard on the model itself, too, without ignored_params"
+            )
+
+
+def check_gathered(model: nn.Module) -> None:
+    """Refuse a part of a model whose parameters FSDP2 gathers with a module around it.
+
+    A session drops what FSDP has gathered before it writes to shards, and reaches FSDP's modules within the model.
+
+    Raises:
+        AttachError: names the part, and what to attach.
+    """
+    whole: list[Any] = fsdp_modules(model)
+    within = {part for module in whole for part in module.modules()}
+    for name, module in model.named_modules():
+        own = [p for p in module.parameters(recurse=False) if not is_sharded_by_fsdp(p)]
+        if own and is_gathered_by_fsdp(module) and module not in within:
+            raise AttachError(
+                f"FSDP gathers the parameters of {f'module {name!r}' if name else 'the model'} with a module around "
+                "the attached one: attach that module, on which fully_shard was called, or call fully_shard on the "
+                "attached one, too, before the one around it"
+            )
+
+
+def check_sharded(
+    optimizers: Sequence[torch.optim.Optimizer], strategy: Strategy, shortest: int = torch.float32.itemsize
+) -> None:
+    """Refuse optimizers and strategies that sharded models cannot have.
+
+    Args:
+        optimizers: any with the same settings.
+        strategy: with all phases.
+        shortest: bytes of the shortest parameter's elements.
+
+    Raises:
+        AttachError: names the reason, and what to use.
+    """
     for each in map(stepped_by, optimizers):
         if needs_closure(each):
             refuse_closure(each, strategy, sharded=True)
@@ -57,17 +101,10 @@ def check_island(
             "samples: exchanges of samples give each rank batches of its own, and the ranks of an island have to end "
             "with as many: take samples out of the strategy"
         )
-    shortest = min((p.dtype.itemsize for p in model.parameters() if p.requires_grad), default=4)
     for exchange in (exchange for each in strategy.in_turn for exchange in each.exchanges):
         reason = _reason(exchange, shortest)
         if reason:
             raise AttachError(f"{exchange.name}: the model is sharded, and {reason}")
-    if shares_of(mesh, model, same_samples) > 1:
-        for name in _unsummed(model):
-            raise AttachError(
-                f"parameter {name} is not sharded, and nobody sums its gradients over the island's ranks, which read "
-                "different samples: call fully_shard on the model itself, too, without ignored_params"
-            )
 
 
 def _unsummed(model: nn.Module) -> Iterator[str]:

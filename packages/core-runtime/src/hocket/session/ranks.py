@@ -110,13 +110,16 @@ def agree(peer: Peer, facts: Mapping[str, object], refusal: str | None = None) -
         raise DisagreementError("the ranks were started differently:\n" + differences)
 
 
-def differing(peer: Peer, facts: Mapping[str, object], what: str = "allgather") -> str:
+def differing(
+    peer: Peer, facts: Mapping[str, object], what: str = "allgather", numbers: Sequence[int] | None = None
+) -> str:
     """Compare `facts` over all ranks; collective.
 
     Args:
         peer: the ranks.
         facts: JSON-able values by name, nested mappings allowed.
         what: as in `Peer.allgather_bytes`.
+        numbers: the session's numbers of the peer's ranks; None where they are the same.
 
     Returns:
         A line for each of the first facts that differ, with its values and their ranks; empty where none does.
@@ -133,7 +136,8 @@ def differing(peer: Peer, facts: Mapping[str, object], what: str = "allgather") 
     for key in keys:
         ranks_by_value: dict[str, list[int]] = {}
         for rank, facts_of_rank in enumerate(flat):
-            ranks_by_value.setdefault(json.dumps(facts_of_rank.get(key, "nothing")), []).append(rank)
+            value = json.dumps(facts_of_rank.get(key, "nothing"))
+            ranks_by_value.setdefault(value, []).append(numbers[rank] if numbers else rank)
         if len(ranks_by_value) > 1:
             values_here = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in ranks_by_value.items())
             lines.append(f"  {key}: {values_here}")

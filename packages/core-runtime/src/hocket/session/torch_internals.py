@@ -26,6 +26,7 @@ __all__ = [
     "at_end_of_backward",
     "current_backward",
     "is_compiled",
+    "is_gathered_by_fsdp",
     "is_nested_backward",
     "is_profiled",
     "is_sharded_by_fsdp",
@@ -111,6 +112,11 @@ def pre_hooks(module: nn.Module) -> Iterator[Callable[..., object]]:
 def is_compiled(module: nn.Module) -> bool:
     """Return whether `module.compile()` was called."""
     return module._compiled_call_impl is not None
+
+
+def is_gathered_by_fsdp(module: nn.Module) -> bool:
+    """Return whether FSDP2 gathers a module's parameters, with those of the module or of one around it."""
+    return bool(getattr(module, "_is_fsdp_managed_module", False))
 
 
 def is_sharded_by_fsdp(part: nn.Module | Tensor) -> bool:

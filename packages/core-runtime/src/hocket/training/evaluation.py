@@ -62,11 +62,14 @@ def evaluate(
     indices: Sequence[int],
     device: torch.device,
     meters: dict[str, Meter] | None = None,
+    batches: int = 0,
 ) -> Evaluation:
     """Evaluate `model`, which is on `device`, on the samples at `indices`, in evaluation mode.
 
     Args:
         meters: torchmetrics objects to use; None for copies of the task's own, over this rank's samples.
+        batches: the least number of forwards, which the ranks of an island take together; those without samples count
+            nothing.
 
     Raises:
         ConfigError: the task's metrics are no numbers by name, or one is named as the loss or a torchmetrics object.
@@ -77,10 +80,12 @@ def evaluate(
     for meter in total.meters.values():
         meter.to(device)
     with torch.no_grad():
-        for start in range(0, len(indices), _BATCH):
+        for start in range(0, max(len(indices), _BATCH * batches), _BATCH):
             chosen = list(indices[start : start + _BATCH])
-            inputs, target = parts_of(moved(batch_of(samples, chosen), device))
+            inputs, target = parts_of(moved(batch_of(samples, chosen or [0]), device))
             output = call(model, inputs)
+            if not chosen:
+                continue
             total.samples += len(chosen)
             total.loss += float(loss(output, target)) * len(chosen)
             for name, value in _sums(task, output, target).items():
@@ -99,9 +104,11 @@ def evaluate_together(
 
     Collective.
     """
-    mine = range(session.rank, len(cast(Sized, samples)), session.size)
+    count = len(cast(Sized, samples))
+    mine = range(session.rank, count, session.size)
+    most = len(range(0, count, session.size))  # of rank 0
     meters = meters_of(task, lambda tensor: _gather(session, tensor) if session.size > 1 else [tensor])
-    part = evaluate(session.model, task, loss, samples, mine, device, meters)
+    part = evaluate(session.model, task, loss, samples, mine, device, meters, -(-most // _BATCH))
     parts = session.gather([part.samples, part.loss, part.metrics])
     names = part.metrics.keys() | {name for _, _, metrics in parts for name in metrics}
     return Evaluation(

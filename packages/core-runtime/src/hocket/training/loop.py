@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from hocket.checkpoint.files import write_tensors
@@ -24,6 +23,7 @@ from hocket.errors import NonFiniteError
 from hocket.plain import Batch, Tree, TreeView
 from hocket.results import CHECKPOINTS, MODEL, TRACE_FILE, TRAIN_LOSS, VALID
 from hocket.results.files import Results
+from hocket.segment.shards import whole_values
 from hocket.session.api import Loss
 from hocket.session.attach import attach
 from hocket.session.data.batch import num_samples, parts_of
@@ -35,6 +35,7 @@ from hocket.trace import Trace
 from hocket.training.computing import Computing
 from hocket.training.devices import device_of, in_precision, moved
 from hocket.training.evaluation import evaluate, evaluate_together
+from hocket.training.islands import leave_islands, shard
 from hocket.training.meters import Value
 from hocket.training.observer import Display, observer_for
 from hocket.training.rows import SinceRow, since_row_of_ranks
@@ -46,7 +47,7 @@ from hocket.training.training_time import TrainingTime
 from hocket.transport.gathering import gather
 from hocket.transport.peer import Peer
 
-__all__ = ["refuse_nothing_learned", "save_model", "steps_per_epoch", "train"]
+__all__ = ["refuse_nothing_learned", "steps_per_epoch", "train"]
 
 _log = logging.getLogger(__name__)
 
@@ -80,8 +81,11 @@ def train(
     model = task.model().to(device)
     loss = in_precision(run, model, task.loss, device)
     # A mistake in the task's metrics is found here, before hours of training.
+    evaluates_one = partial(evaluate, model, task, loss, data.valid, [0], device)
     with torch.random.fork_rng():
-        evaluate(model, task, loss, data.valid, [0], device)
+        evaluates_one()
+        if run.island.ranks > 1:
+            shard(model, run, device, evaluates_one)
     torch.manual_seed(run.seed + 1 + peer.rank)
     optimizers = build_optimizers(run.optimizer, model)
     peer.timeout_s = run.timeout_s
@@ -89,7 +93,7 @@ def train(
     results = Results(out, host_names, run.loggers) if peer.rank == 0 else None
     observer = Trace(out / TRACE_FILE, run.trace_window) if run.trace else None
     engine = build_engine(run)
-    by_layer = device.type == "cpu" and isinstance(engine, ReplicaEngine)
+    by_layer = device.type == "cpu" and isinstance(engine, ReplicaEngine) and run.island.ranks == 1
     computing = Computing(model, run.strategy, peer.clock, by_layer=by_layer)
     with (
         contextlib.closing(results) if results else contextlib.nullcontext(),
@@ -109,10 +113,12 @@ def train(
             run, task, data, loss, computing, device, session, results, out / CHECKPOINTS, resume, display
         ).train()
         with session.inner.consensus():
+            values = whole_values(model)
             if peer.rank == 0:
                 with naming(out / MODEL):
-                    save_model(model, out / MODEL)
-        return summary
+                    write_tensors(out / MODEL, values)
+    leave_islands(run)
+    return summary
 
 
 def refuse_nothing_learned(summary: TreeView, peer: Peer) -> None:
@@ -128,11 +134,6 @@ def refuse_nothing_learned(summary: TreeView, peer: Peer) -> None:
             f"all {steps} steps were skipped, as the gradients held NaN or Inf (on_nonfinite=skip): nothing was "
             "learned. Lower optimizer.lr, clip gradients (clip_grad_norm=1.0), or look for NaN in the data"
         )
-
-
-def save_model(model: nn.Module, path: Path) -> None:
-    """Write parameters and buffers by name; `model.load_state_dict(safetensors.torch.load_file(path))` reads them."""
-    write_tensors(path, model.state_dict())
 
 
 class _Run:

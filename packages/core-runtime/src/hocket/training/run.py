@@ -17,6 +17,7 @@ from hocket.config.source import SLOTS, Target, load_document
 from hocket.errors import CompositionError, ConfigError, HocketError, some
 from hocket.plain import Tree, TreeView
 from hocket.plugin import Kind, Registry, default_registry
+from hocket.session.engine import DataParallel
 from hocket.strategy.compose import build_strategy
 from hocket.strategy.scope import Placement
 from hocket.strategy.strategy import Strategy
@@ -51,12 +52,34 @@ class RunConfig(RunSettings):
             engine.check_size(ranks)
         except ValueError as error:
             raise CompositionError(f"engine among {ranks} ranks: {error}") from error
-        self.strategy.check_size(Placement.on_one_host(engine.data_size(ranks)))
+        self._check_island(engine, ranks)
+        self.strategy.check_size(Placement.on_one_host(self.replicas(ranks)))
         if self.delays is not None:
             try:
                 self.delays.check_size(ranks)
             except ValueError as error:
                 raise CompositionError(f"delays among {ranks} ranks: {error}") from error
+
+    def replicas(self, ranks: int) -> int:
+        """Return the number of replicas of the model on so many ranks, among which the strategy exchanges."""
+        return build_engine(self).data_size(ranks) // self.island.ranks
+
+    def _check_island(self, engine: Engine, ranks: int) -> None:
+        """Refuse islands that the engine cannot carry, or that ranks do not fill.
+
+        Raises:
+            CompositionError: says which it is.
+        """
+        size = self.island.ranks
+        if size > 1 and not isinstance(engine, DataParallel):
+            raise CompositionError(
+                f"island of {size} ranks: engine {self.engine.name} takes whole models: leave island or engine out"
+            )
+        if ranks % size:
+            raise CompositionError(
+                f"island of {size} ranks: {ranks} ranks hold no whole number of islands: start "
+                f"{size * max(2, ranks // size)} (-n), or another multiple, or change island.shard"
+            )
 
 
 def load_run(target: Target, overrides: Sequence[str] = (), *, registry: Registry | None = None) -> RunConfig:

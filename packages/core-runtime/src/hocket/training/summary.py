@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["summary_of"]
 
-#: The number of ranks, from 0 on, whose replicas are evaluated one by one: a thousand take as long as the training.
+#: The number of replicas, from 0 on, that are evaluated one by one: a thousand take as long as the training.
 _MOST_REPLICAS = 64
 
 
@@ -51,11 +51,13 @@ def summary_of(
 def _of_replicas(
     session: Session, validated: Mapping[str, Value], evaluate_replica: Callable[[], Mapping[str, Value]]
 ) -> dict[str, list[Value]]:
-    """Return the first replicas' own loss and metrics on all held-out samples, by rank; collective."""
+    """Return the first replicas' own loss and metrics on all held-out samples, by rank or island; collective."""
+    island = session.inner.island
     own = validated
-    if session.rank >= _MOST_REPLICAS:
+    if island.column.rank >= _MOST_REPLICAS:
         own = {}
     elif not session.inner.replicas_equal:
         own = evaluate_replica()
-    gathered = session.gather(own)
-    return {f"{name}_ranks": [of_rank[name] for of_rank in gathered[:_MOST_REPLICAS]] for name in gathered[0]}
+    places = island.places or [0] * session.size
+    found = [of_rank for of_rank, place in zip(session.gather(own), places, strict=True) if place == 0]
+    return {f"{name}_ranks": [of_one[name] for of_one in found[:_MOST_REPLICAS]] for name in found[0]}

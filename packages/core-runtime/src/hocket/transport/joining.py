@@ -10,8 +10,9 @@ from typing import Any
 from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.transport.absent import watching
+from hocket.transport.island_jobs import find_in_islands
 from hocket.transport.job_notes import note_pid
-from hocket.transport.launchers import Launched, find_launched, looks_launched
+from hocket.transport.launchers import Launched, looks_launched
 from hocket.transport.mpi_there import why_no_mpi4py
 from hocket.transport.peer import Peer
 from hocket.transport.rank_process import allow_files
@@ -33,7 +34,7 @@ def launched() -> Launched | None:
     Raises:
         UserError: the launcher's variables hold no numbers, or do not belong together.
     """
-    return find_launched(os.environ)
+    return find_in_islands(os.environ)
 
 
 def launched_rank() -> int:

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from hocket.errors import UserError
 from hocket.transport.meeting import Rendezvous, parse_ports
 
-__all__ = ["PORTS_VARIABLE", "Launched", "find_launched", "looks_launched"]
+__all__ = ["PORTS_VARIABLE", "Launched", "find_launched", "looks_launched", "ports_of"]
 
 #: Names the ports on which ranks may listen, for instance 20000-20100, where a firewall lets no others pass.
 PORTS_VARIABLE = "HOCKET_PORTS"
@@ -218,10 +218,11 @@ def _rendezvous(
         raise UserError(f"rank {rank} of {size} in the environment: ranks are 0 to {size - 1}")
     of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = rank == 0 and not of_agent
-    return Rendezvous(rank, size, host, port, prefix, serves, _ports(environment), lasts=of_agent, job=job)
+    return Rendezvous(rank, size, host, port, prefix, serves, ports_of(environment), lasts=of_agent, job=job)
 
 
-def _ports(environment: Environment) -> range | None:
+def ports_of(environment: Environment) -> range | None:
+    """Return the ports that HOCKET_PORTS names; None for any."""
     return parse_ports(environment[PORTS_VARIABLE]) if PORTS_VARIABLE in environment else None
 
 
@@ -247,7 +248,7 @@ def _chosen_meeting(environment: Environment) -> tuple[str, int] | None:
 
 def _slurms_meeting(environment: Environment) -> tuple[str, int]:
     """Return the step's first host, and a port that other steps are unlikely to have."""
-    ports = _ports(environment) or _SLURM_PORTS
+    ports = ports_of(environment) or _SLURM_PORTS
     job, step = (_number(environment, name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return _first_host(environment.get("SLURM_STEP_NODELIST", "")), ports[(job + step) % len(ports)]
 

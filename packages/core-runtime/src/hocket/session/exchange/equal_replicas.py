@@ -145,9 +145,12 @@ class EqualReplicas:
         compared = compare(self._peer, values)
         names, others = compared.alike, compared.others[compared.alike[0]]
         kinds = "parameters" + " and statistics" * (len(beside) > len(self._frozen()))
-        whose = f"{'rank' if len(others) == 1 else 'ranks'} {', '.join(map(str, others))} and rank 0"
+        island = self._replica.ranks.island
+        who = "islands" if island.members else "ranks"
+        [first], others = island.in_session([0]), island.in_session(others)
+        whose = f"{'rank' if len(others) == 1 else 'ranks'} {', '.join(map(str, others))} and rank {first}"
         text = (
-            f"the ranks' replicas differ, which {self._strategy} keeps equal ({call}, after step {step}): "
+            f"the {who}' replicas differ, which {self._strategy} keeps equal ({call}, after step {step}): "
             f"{len(names)} of {len(values)} {kinds}, first {names[0]}, of which {whose} hold different values; "
             f"root mean square distance from their mean {distance:.3g}"
         )
@@ -155,7 +158,7 @@ class EqualReplicas:
         if not self._averages:
             raise DisagreementError(f"{text}. {causes}")
         self._times_found += 1
-        if self._replica.ranks.island.is_main and self._times_found == 1:
+        if self._peer.rank == 0 and self._times_found == 1:
             _log.warning(
                 "%s. %s. Consensus, save, close, and a look every %d rounds set replicas to their mean; "
                 "hocket.attach(..., on_difference='error') ends the job instead",
@@ -163,12 +166,16 @@ class EqualReplicas:
                 causes,
                 ROUNDS,
             )
-        elif self._replica.ranks.island.is_main and self._times_found & (self._times_found - 1) == 0:
+        elif self._peer.rank == 0 and self._times_found & (self._times_found - 1) == 0:
             _log.warning("%s. This has happened %d times", text, self._times_found)
 
     def _causes(self) -> str:
         """Return the likely causes, the surest first; collective."""
-        kinds = differing(self._peer, {"optimizer's state": _kinds(self._replica)})
+        kinds = differing(
+            self._peer,
+            {"optimizer's state": _kinds(self._replica)},
+            numbers=self._replica.ranks.island.members or None,
+        )
         embeddings = nn.Embedding, nn.EmbeddingBag
         scaling = [
             name or "the model"

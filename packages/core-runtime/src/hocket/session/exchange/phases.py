@@ -204,13 +204,13 @@ class Phases:
             "learning rates of all steps, summed": optimizers.summed_rates,
             "backwards without optimizer.step()": num_unused,
         }
-        differences = differing(self._replica.ranks.peer, facts, call)
+        differences = differing(self._replica.ranks.island.everyone, facts, call)
         if differences and self.replicas_equal:
             raise DisagreementError(f"the ranks' optimizers step differently at step {step}:\n{differences}")
         if self._warned_of_rates or not differences or not self.active.strategy.exchanges:
             return
         del facts["backwards without optimizer.step()"]
-        differences = differing(self._replica.ranks.peer, facts, call)
+        differences = differing(self._replica.ranks.island.everyone, facts, call)
         if differences and self._replica.ranks.island.is_main:
             _log.warning(
                 "the ranks' optimizers step differently at step %d, and their replicas are averaged all the same, so "
@@ -230,7 +230,8 @@ class Phases:
         """
         tensors = [*(() if self.replicas_equal else self._replica.storage.flats), *apart]
         own = squared_distance(tensors, self._replica.lane, self._replica.holders) if tensors else 0.0
-        squares = gather(own) if tensors else [own]
+        # All ranks of an island gather if the shards of one of them differ.
+        squares = gather(own) if self._replica.ranks.island.any(bool(tensors)) else [own]
         return math.sqrt(sum(squares) / self._replica.ranks.peer.size)
 
     def finish(self) -> None:

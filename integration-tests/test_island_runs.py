@@ -1,0 +1,191 @@
+"""`hocket run` of islands ends where the same run of whole models does, with a rank for each island.
+
+Of so many ranks each whole model reads in a step what all ranks of an island read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from hocket.cli.main import main
+from hocket.cli.ranking import run_virtual
+from hocket.comparison.record import read_record
+from hocket.training.observer import Display
+from hocket.training.run import load_run
+
+HERE = Path(__file__).parent
+PER_BATCH = 4
+SETTINGS = ["task=islands.task:Characters", "epochs=3", "log_every=3", "eval_every=6", "timeout_s=60"]
+DILOCO = ["diloco", "parameters.0.every=4", "optimizer={name: sgd, lr: 0.3, momentum: 0.9}"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Islands, with the options that start them."""
+
+    islands: int
+    words: tuple[str, ...]
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of an island."""
+        return 4 if "island.replicate=2" in self.words else 2
+
+
+TORCH = Shape(2, ("island.shard=2", "--transport", "torch"))
+MPI = Shape(2, ("island.shard=2", "--transport", "mpi"))
+HSDP = Shape(2, ("island.shard=2", "island.replicate=2", "--transport", "torch"))
+FOUR = Shape(4, ("island.shard=2", "--transport", "torch"))
+
+
+def hocket(*words: str) -> str:
+    """Run a command to its end, and return what it printed."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "hocket", *words],
+        cwd=HERE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def run_islands(folder: Path, shape: Shape, *words: str) -> str:
+    ranks = ["-n", str(shape.islands * shape.ranks)]
+    return hocket(
+        "run", *words, *SETTINGS, f"batch_size={PER_BATCH}", *shape.words, *ranks, "--out", str(folder)
+    )
+
+
+def run_whole(folder: Path, shape: Shape, *words: str) -> None:
+    recipe, *overrides = words
+    batch = f"batch_size={PER_BATCH * shape.ranks}"
+    whole = [*overrides, *SETTINGS, batch, f"ranks={shape.islands}", "transport=virtual"]
+    folder.mkdir()
+    run_virtual(load_run(recipe, whole), folder, display=Display.QUIET)
+
+
+def compare(given: Path, expected: Path, shape: Shape) -> None:
+    """Compare the results of islands with those of whole models."""
+    values, wholes = (load_file(folder / "model.safetensors") for folder in (given, expected))
+    assert values.keys() == wholes.keys()
+    assert max(float((values[name] - wholes[name]).abs().max()) for name in wholes) <= 1e-12
+    rows, of_wholes = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (given, expected)
+    )
+    assert [row["step"] for row in rows] == [row["step"] for row in of_wholes]
+    for row, of_whole in zip(rows, of_wholes, strict=True):
+        for name in ("train_loss", "valid_loss", "valid_accuracy", "consensus_distance"):
+            assert row.get(name) == (
+                None if name not in of_whole else pytest.approx(of_whole[name], 1e-9, 1e-12)
+            )
+        assert row["bytes_sent"] <= 0.8 * of_whole["bytes_sent"]
+    summary, of_whole = (json.loads((folder / "summary.json").read_text()) for folder in (given, expected))
+    assert (summary["ranks"], summary["islands"]) == (shape.islands * shape.ranks, shape.islands)
+    assert summary["valid_loss_ranks"] == pytest.approx(of_whole["valid_loss_ranks"], rel=1e-9)
+
+
+def test_a_run_of_islands(tmp_path: Path) -> None:
+    """Its uneven batches count by their samples, and a rank without samples evaluates with its island."""
+    given, expected = tmp_path / "islands", tmp_path / "wholes"
+    printed = run_islands(given, TORCH, *DILOCO)
+    assert "4 ranks in 2 islands of 2 over torch" in printed
+    assert "4 ranks in 2 islands over torch: validation" in printed
+    run_whole(expected, TORCH, *DILOCO)
+    compare(given, expected, TORCH)
+    assert read_record(given, "").ranks_in_words == "4 ranks in 2 islands"
+
+
+@pytest.mark.full
+def test_an_interrupted_run_of_islands_goes_on_within_an_epoch(tmp_path: Path) -> None:
+    given, expected = tmp_path / "islands", tmp_path / "wholes"
+    run_islands(given, TORCH, *DILOCO, "steps=9", "checkpoint.every=9")
+    hocket("resume", str(given), "steps=null")
+    run_whole(expected, TORCH, *DILOCO)
+    compare(given, expected, TORCH)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (TORCH, ["agd", "clip_grad_norm=0.05", "accumulate=2"]),
+        pytest.param(MPI, DILOCO, marks=pytest.mark.mpi),
+        pytest.param(MPI, ["dpsgd"], marks=pytest.mark.mpi),
+        (HSDP, DILOCO),
+        (FOUR, ["dpsgd", "parameters.0.topology=ring"]),
+        (
+            FOUR,
+            [
+                "diloco.two_level",
+                "gradients.0.over.by=null",
+                "gradients.0.over.size=2",
+                "parameters.0.every=4",
+            ],
+        ),
+    ],
+    ids=["agd", "diloco over mpi", "dpsgd over mpi", "hsdp", "four islands", "two levels"],
+)
+def test_more_runs_of_islands(shape: Shape, words: list[str], tmp_path: Path) -> None:
+    given, expected = tmp_path / "islands", tmp_path / "wholes"
+    run_islands(given, shape, *words)
+    run_whole(expected, shape, *words)
+    compare(given, expected, shape)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_sweep_between_islands(tmp_path: Path) -> None:
+    words = [*SETTINGS, "strategy=agd,diloco", "steps=6", "island.shard=2", "-n", "4", "--transport", "torch"]
+    hocket("sweep", "sgd", *words, "--out", str(tmp_path / "runs"))
+    compared = hocket("compare", str(tmp_path / "runs"))
+    assert "agd" in compared
+    assert "diloco" in compared
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["agd", "island.shard=3", "-n", "4"],
+            "island of 3 ranks: 4 ranks hold no whole number of islands: start 6",
+        ),
+        (
+            ["agd", "island.shard=2", "-n", "4", "--transport", "virtual"],
+            "island: virtual ranks share one process",
+        ),
+        (["agd", "island.sharded=2", "-n", "4"], "island.sharded: unknown key; allowed: shard"),
+        (["agd", "island.replicate=2", "-n", "4"], "replicate is 2, and shard is 1"),
+        (["agd", "island.shard=0", "-n", "4"], "shard must be 1 to"),
+        (["eager.majority", "island.shard=2", "-n", "4"], "the model is sharded, and with collective eager"),
+        (["gossipgrad", "island.shard=2", "-n", "4"], "samples: exchanges of samples"),
+        (["agd", "optimizer=torch.optim:LBFGS", "island.shard=2", "-n", "4"], "LBFGS steps with a closure"),
+        (["eapipe", "island.shard=2", "-n", "4"], "island of 2 ranks: engine .* takes whole models"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_what_cannot_run_is_refused_in_a_line(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hocket", "run", "--transport", "torch", "--dry-run", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    shown = capfd.readouterr()
+    [line] = shown.err.splitlines()
+    assert re.search(message, line), line
+    assert not shown.out
