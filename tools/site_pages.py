@@ -1,4 +1,7 @@
-"""The site's generated parts: the reference of keys in docs/configuration.md, and docstrings as Sphinx reads them."""
+"""The site's generated parts: the reference of keys, words to search for, and docstrings as Sphinx reads them.
+
+The reference of keys is the second part of docs/configuration.md.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from docutils import nodes
 
+from hocket import errors
 from hocket.config.component import describe
 from hocket.config.reference import Reference
 from hocket.config.settings import CheckpointSettings, IslandSettings, RunSettings
@@ -34,6 +39,32 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 
 #: What a config cannot set.
 _SET_BY_OTHERS = {(Exchange, "slot"), (Exchange, "index"), (Strategy, "name"), (Strategy, "phases")}
+
+#: The keys by which a recipe describes itself, which stand last: no user sets them.
+_OF_RECIPES = (
+    "name",
+    "description",
+    "source",
+    "changes",
+    "loss_percent",
+    "accuracy_points",
+    "measured_with",
+    "accuracy",
+    "measured_on",
+)
+
+#: Words that a page is searched by and does not have, or has once.
+_SEARCHED_BY = {
+    "docs/works_with": "huggingface hf transformers trl trainer peft lora qlora fsdp fsdp2 hsdp deepspeed megatron "
+    "accelerate gradient accumulation amp bf16 fp16 autocast compile checkpointing",
+    "docs/getting_started": "ddp distributeddataparallel no_sync gradient accumulation distributedsampler",
+    "docs/islands": "fsdp fsdp2 hsdp fully_shard tensor parallel sharding",
+    "docs/gpu": "cuda nccl gpu",
+    "docs/clusters": "slurm kubernetes k8s multinode",
+    "packages/transformers/README": "huggingface hf transformers trl peft lora sft accelerate",
+    "packages/lightning/README": "pytorch_lightning fabric trainer lora",
+    "examples/README": "huggingface accelerate fabric notebook resnet transformer",
+}
 
 #: Records that are mappings in a config, with the headings of their tables.
 _RECORDS = {
@@ -63,7 +94,7 @@ def configuration() -> Iterator[str]:
     Raises:
         LookupError: a field that its class's docstring does not explain.
     """
-    yield from _section("## The run", RunSettings)
+    yield from _section("## The run", RunSettings, but=_OF_RECIPES)
     yield from _section("## `strategy`", Strategy)
     for record, title in _RECORDS.items():
         yield from _section(f"### {title}" if record is Exchange else f"## `{title}`", record)
@@ -76,6 +107,10 @@ def configuration() -> Iterator[str]:
             if registration.kind is kind:
                 component = registry.resolve(kind, registration.name)
                 yield from _section(f"### {kind.value} `{registration.name}`", component)
+    yield "## What a recipe says of itself"
+    yield "Further keys of a run's file, by which a recipe describes itself to `hocket plugins` and `hocket recommend`."
+    rows = _rows(RunSettings)
+    yield _table(rows[key] for key in _OF_RECIPES)
 
 
 def with_configuration(page: str) -> str:
@@ -84,15 +119,21 @@ def with_configuration(page: str) -> str:
     return page.partition(f"\n{parts[0]}\n")[0] + "\n" + "\n\n".join(parts) + "\n"
 
 
-def _section(title: str, record: type) -> Iterator[str]:
+def _section(title: str, record: type, but: Collection[str] = ()) -> Iterator[str]:
     yield title
     yield _summary(record)
-    rows = list(_rows(record))
+    rows = [row for key, row in _rows(record).items() if key not in but]
     if rows:
-        yield "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
+        yield _table(rows)
 
 
-def _rows(record: type) -> Iterator[str]:
+def _table(rows: Iterable[str]) -> str:
+    return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _rows(record: type) -> dict[str, str]:
+    """Return a table's row for each key."""
+    rows = {}
     hints, said = typing.get_type_hints(record), attributes(record)
     for field in dataclasses.fields(record):
         if not field.init or (record, field.name) in _SET_BY_OTHERS:
@@ -102,7 +143,8 @@ def _rows(record: type) -> Iterator[str]:
                 f"{record.__module__}.{record.__qualname__}: its docstring's Attributes lack {field.name}"
             )
         cells = (f"`{field.name}`", _type(hints[field.name]), _default(field), said[field.name])
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        rows[field.name] = f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return rows
 
 
 def _summary(documented: type) -> str:
@@ -124,7 +166,7 @@ def _links(hint: Any) -> str:
         return "a name, or a mapping with `name` and arguments"
     if typing.get_origin(hint) is tuple:
         of = typing.get_args(hint)[0]
-        return f"a list, of which each is {_links(of)}" if _links(of) else "a list"
+        return f"a list; each item is {_links(of)}" if _links(of) else "a list"
     if hint in _RECORDS:
         return f"a mapping: [{_RECORDS[hint]}](#{_RECORDS[hint].replace(' ', '-')})"
     return ""
@@ -173,7 +215,20 @@ def in_rest(lines: list[str]) -> list[str]:
 
 
 def _prepare(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = in_rest(lines)
+    # An error's name leads to its explanation.
+    linked = (re.sub(r"^( +)([A-Z]\w+):", _linked_error, line) for line in lines)
+    lines[:] = in_rest([*linked])
+
+
+def _linked_error(found: re.Match[str]) -> str:
+    return f"{found[1]}~hocket.errors.{found[2]}:" if hasattr(errors, found[2]) else found[0]
+
+
+def _add_searched_words(app: Sphinx, doctree: nodes.document) -> None:
+    """Give a page the words that readers search for it by."""
+    words = _SEARCHED_BY.get(app.env.docname, "").split()
+    if words:
+        doctree.append(nodes.meta(name="keywords", content=", ".join(words)))
 
 
 def _show_commands(app: Sphinx, context: Any, lines: list[str]) -> None:
@@ -186,10 +241,11 @@ def _show_commands(app: Sphinx, context: Any, lines: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register how docstrings and help texts are shown."""
+    """Register how docstrings and help texts are shown, and by what words pages are found."""
     # Before napoleon, which indents what it makes of sections.
     app.connect("autodoc-process-docstring", _prepare, priority=100)
     app.connect("sphinx-click-process-description", _show_commands)
+    app.connect("doctree-read", _add_searched_words)
     return {"parallel_read_safe": True}
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ from hocket.plugin import KNOWN_WORDS, default_registry
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = ("*.md", "docs/*.md", "packages/*/*.md", "packages/*/src/**/README.md", "integration-tests/*.md")
 sys.path.insert(0, str(REPOSITORY / "tools"))
+
+from browser import BROWSERS, Browser  # noqa: E402 (beside this file)
+from site_in_browser import CUT, FOUND  # noqa: E402
 
 import site_pages  # noqa: E402 (found in `tools`)
 
@@ -46,6 +50,68 @@ def test_every_page_of_the_repository_is_in_it(site: Path) -> None:
     ]
     assert not missing
     assert "docs/index.html" in (site / "index.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if Browser.found is None:
+        pytest.skip(f"no browser: install one of {', '.join(BROWSERS)}")
+    with Browser() as browser:
+        yield browser
+
+
+#: A screen, a window beside an editor, and a phone.
+WIDTHS = (1280, 760, 390)
+
+
+def test_nothing_is_cut(site: Path, browser: Browser) -> None:
+    # The first page leads on to docs/index.html.
+    pages = sorted({*site.rglob("*.html")} - {*(site / "_static").rglob("*"), site / "index.html"})
+    cut = []
+    for page in pages:
+        browser.resize(WIDTHS[0])
+        browser.open(page)
+        for width in WIDTHS:
+            browser.resize(width)
+            cut += [f"{page.relative_to(site)} at {width}: {line}" for line in browser.evaluate(CUT)]
+    assert len(pages) > 50
+    assert not cut, "\n".join(cut)
+
+
+def test_what_is_too_wide_is_found(tmp_path: Path, browser: Browser) -> None:
+    page = tmp_path / "wide.html"
+    texts = {
+        "<pre style='overflow: hidden'>" + "wide " * 500 + "</pre>": "cut code",
+        "<table><tr><td>" + "w" * 5000 + "</td></tr></table>": "the table is cut",
+        "<p style='width: 3000px'>wide</p>": "beyond the page's edge",
+    }
+    browser.resize(390)
+    for text, what in texts.items():
+        page.write_text(f"<article style='overflow: hidden'>{text}</article>")
+        browser.open(page)
+        assert what in "\n".join(browser.evaluate(CUT))
+    page.write_text(f"<article><pre style='overflow: auto'>{'wide ' * 500}</pre></article>")
+    browser.open(page)
+    assert browser.evaluate(CUT) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "pages"),
+    [
+        ("huggingface", {"docs/works_with.html", "packages/transformers/README.html"}),
+        ("lora", {"docs/works_with.html", "packages/transformers/README.html"}),
+        ("fsdp", {"docs/works_with.html", "docs/islands.html"}),
+        ("gradient accumulation", {"docs/works_with.html", "docs/getting_started.html"}),
+        ("diloco", {"docs/getting_started.html", "docs/choosing.html", "packages/diloco/README.html"}),
+    ],
+)
+def test_search_finds_users_pages_first(site: Path, browser: Browser, words: str, pages: set[str]) -> None:
+    browser.open(site / "search.html", "?q=" + words.replace(" ", "+"))
+    found = [link.partition("#")[0].partition("?")[0] for link in browser.evaluate(FOUND)]
+    first = [*dict.fromkeys(found)][:5]
+    assert pages & {*first[:3]}, first
+    inner = [link for link in first if "CHANGELOG" in link or "/src/" in link or "architecture" in link]
+    assert not inner, first
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:

@@ -1,6 +1,6 @@
 """Every error that Hocket raises on purpose, so that a caller can tell them apart.
 
-A `UserError` is a mistake that the message alone lets its reader mend: the command line prints it without a
+A `UserError` is a mistake that the reader can fix by the message alone: the command line prints it without a
 traceback and exits with status 2. The others end a run with status 1.
 """
 

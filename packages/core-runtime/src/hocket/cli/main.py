@@ -84,7 +84,7 @@ def run(
 @click.option(
     "--out",
     type=Folder(path_type=Path, file_okay=False),
-    help="Folder for the results of the script's first session, as of `hocket run`; default: none.",
+    help="Folder for the results of the script's first session, as `hocket run` writes them; default: none.",
 )
 @click.option("--trace", is_flag=True, help="Write trace.json.gz, for ui.perfetto.dev, to the results.")
 @click.option("--report", is_flag=True, help="Write report.html, a page with figures, to the results.")
@@ -101,8 +101,7 @@ def launch(
 ) -> None:
     """Start your own script on several ranks.
 
-    As with `hocket run`, the ranks share the cores and outlive one that dies. A failed job ends with one line that says
-    why.
+    The ranks share the cores, as with `hocket run`. If one fails all ranks end, and the last line says why.
 
     \b
     hocket launch -n 4 train.py --lr 0.1
@@ -181,7 +180,7 @@ def plan(
 ) -> None:
     """Show a strategy's exchanges and what they cost.
 
-    The cost is bytes per rank, memory and predicted time. Of several strategies each gets a row.
+    The cost is bytes per rank, memory and predicted time. With several strategies each gets a row.
 
     \b
     hocket plan agd -n 8
@@ -324,7 +323,7 @@ def sweep(
 @click.argument("name", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
 def bench(name: str | None, arguments: tuple[str, ...]) -> None:
-    """Run a paper's microbenchmark against the standard choice.
+    """Run a paper's microbenchmark against the standard alternative.
 
     Without a name, list the benchmarks.
 
@@ -375,7 +374,7 @@ def plugins() -> None:
 @click.option(
     "--out",
     type=Folder(path_type=Path, file_okay=False),
-    help="A folder for runs: under a launcher all ranks look for what rank 0 writes there.",
+    help="A folder for runs: under a launcher, check that all ranks see what rank 0 writes there.",
 )
 def doctor(out: Path | None) -> None:
     """Check this machine's setup and report problems.

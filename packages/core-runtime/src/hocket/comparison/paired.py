@@ -82,8 +82,8 @@ def difference_table(groups: Sequence[RunGroup], columns: Sequence[Measure]) -> 
         others = [each for each in groups if each is not base and _shared(each, base) >= _FEWEST_SEEDS]
         if others:
             return DifferenceTable(
-                f"differences from {base.label}, seed by seed: mean ± 95 % confidence interval (Student's t); * leaves "
-                "out zero, as with few seeds and many columns some do by chance",
+                f"differences from {base.label}, seed by seed: mean ± 95 % confidence interval (Student's t). * marks "
+                "intervals that exclude zero; with few seeds and many columns some do so by chance",
                 ["run", "seeds", *(column.name for column in columns)],
                 [
                     [each.label, str(_shared(each, base)), *(_cell(column, each, base) for column in columns)]

@@ -219,7 +219,7 @@ class Epochs:
                 _log.warning(
                     "the loaders of session.data have at most %d batches in this pass, and %d by their len(): in the "
                     "steps after those no rank had a batch, and nothing was trained. From now on ranks ask each other "
-                    "before each batch, which takes time. Mend __len__",
+                    "before each batch, which takes time. Correct __len__",
                     longest,
                     batch,
                 )

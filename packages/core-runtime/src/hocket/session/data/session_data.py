@@ -200,7 +200,7 @@ class SessionData:
         if current.following is not END:
             _log.warning(
                 "rank %d: the loader of session.data has more batches than its len(), %s, says: they are read, and the "
-                "ranks ask each other before each of them, which takes time. Mend its __len__",
+                "ranks ask each other before each of them, which takes time. Correct its __len__",
                 self._session.rank,
                 length,
             )
