@@ -293,7 +293,7 @@ MUTATIONS = [
           "    made._local_tensor = part\n", "", *ISLANDS, "alone"),
     _core("optimizer state that is loaded as plain shards", "session/step/loaded_state.py",
           "saved = _of_wholes(optimizer, saved)", "pass", *ISLANDS, "checkpoints"),
-    _core("the mean of other places' shards", "session/save/checkpoint.py",
+    _core("the mean of other places' shards", "session/save/of_session.py",
           "if saved_place == place]", "if True]", *ISLANDS, "checkpoints"),
     _core("an island that is another mesh's", "session/island.py", "if not set(_ranks_of(mesh)) <= ranks:",
           "if False:", *ISLANDS, "refused"),

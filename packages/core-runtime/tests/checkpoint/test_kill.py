@@ -1,14 +1,16 @@
 """Whenever a save is cut off, the last complete checkpoint is found and loads, and the next save cleans up.
 
 Every operation on files that a save makes (each open for writing, rename, mkdir and removal) is, in turn, the last one
-that happens: from there on, each fails. The process itself is killed in `test_mpi`.
+that happens: from there on, each fails. The process itself is killed in `test_mpi` and `test_killed_beside`.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 from training import Training, on_ranks
 
 from hocket.checkpoint import folder as folders
+from hocket.errors import CheckpointError
 
 RANKS = 2
 TRAINING = Training(("dpsgd",), epochs=2)
@@ -36,6 +39,8 @@ class Disk:
         self.folder = ""
         self.left: int | None = None
         self.seen: list[str] = []
+        self._error: Callable[[str], BaseException] = Killed
+        self._lock = threading.Lock()  # saves beside training have a thread of each rank
         sys.addaudithook(self._heard)  # which cannot be taken off again
 
     def _heard(self, event: str, details: tuple[Any, ...]) -> None:
@@ -46,14 +51,17 @@ class Disk:
             path = Path(f"/proc/self/fd/{details[1]}").resolve() / path
         if self.folder not in str(path):
             return
-        if self.left == 0:
-            raise Killed(event)
-        self.left -= 1
-        self.seen.append(f"{event} {path.name}")
+        with self._lock:
+            if self.left == 0:
+                raise self._error(event)
+            self.left -= 1
+            self.seen.append(f"{event} {path.name}")
 
     @contextmanager
-    def dies_after(self, count: int, folder: Path) -> Iterator[None]:
-        self.folder, self.left, self.seen = str(folder), count, []
+    def dies_after(
+        self, count: int, folder: Path, error: Callable[[str], BaseException] = Killed
+    ) -> Iterator[None]:
+        self.folder, self.left, self.seen, self._error = str(folder), count, [], error
         try:
             yield
         finally:
@@ -63,12 +71,12 @@ class Disk:
 _DISK = Disk()
 
 
-def test_a_kill_at_any_operation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_kill_at_any_operation(blocking: bool, tmp_path: Path) -> None:
+    saving = Training(TRAINING.strategy, options={"keep": 1, "blocking": blocking})
     expected = [r.bits() for r in on_ranks(RANKS, TRAINING)]
     with _DISK.dies_after(10**9, tmp_path / "whole"):
-        on_ranks(
-            RANKS, Training(TRAINING.strategy, options={"keep": 1}), save=(tmp_path / "whole", [3, 6]), stop=6
-        )
+        on_ranks(RANKS, saving, save=(tmp_path / "whole", [3, 6]), stop=6)
         [_, first] = (i for i, seen in enumerate(_DISK.seen) if seen == "open .hocket-lock")
         operations = _DISK.seen[first:]
     # Both ranks' files and the manifest: written and renamed; then their directory; then the older checkpoint goes.
@@ -83,7 +91,7 @@ def test_a_kill_at_any_operation(tmp_path: Path) -> None:
     for count in range(first, first + len(operations)):
         folder = tmp_path / f"cut after {count}"
         with pytest.raises(Killed), _DISK.dies_after(count, folder):
-            on_ranks(RANKS, Training(TRAINING.strategy, options={"keep": 1}), save=(folder, [3, 6]), stop=6)
+            on_ranks(RANKS, saving, save=(folder, [3, 6]), stop=6)
         step = int(folders.newest_first(folder)[0].name.partition("-")[2])
         found.add(step)
         resumed = on_ranks(RANKS, TRAINING, load=folder, save=(folder, [7]))
@@ -94,3 +102,25 @@ def test_a_kill_at_any_operation(tmp_path: Path) -> None:
         assert [path.name for path in folder.iterdir() if path not in folders.complete(folder)] == []
         assert not list(folder.rglob("*.hocket-tmp"))
     assert found == {3, 6}
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC])
+def test_a_disk_that_takes_nothing_more_from_any_operation_on(code: int, tmp_path: Path) -> None:
+    """Beside training: all ranks get an error, and what was complete is whole when the disk is mended."""
+    saving = Training(TRAINING.strategy, options={"keep": 1, "blocking": False})
+    expected = [r.bits() for r in on_ranks(RANKS, TRAINING)]
+    with _DISK.dies_after(10**9, tmp_path / "whole"):
+        on_ranks(RANKS, saving, save=(tmp_path / "whole", [3, 6]), stop=6)
+        [_, first] = (i for i, seen in enumerate(_DISK.seen) if seen == "open .hocket-lock")
+        count = len(_DISK.seen)
+
+    def full(_: str) -> OSError:
+        return OSError(code, os.strerror(code))
+
+    for place in range(first, count):
+        folder = tmp_path / f"from {place} on"
+        with pytest.raises(CheckpointError, match=os.strerror(code)), _DISK.dies_after(place, folder, full):
+            on_ranks(RANKS, saving, save=(folder, [3, 6]), stop=6)
+        resumed = on_ranks(RANKS, TRAINING, load=folder, save=(folder, [7]))
+        assert [r.bits() for r in resumed] == expected
+        assert not folders.incomplete(folder)

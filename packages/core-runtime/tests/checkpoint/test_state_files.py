@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from hocket.checkpoint.files import StateFile, mean_of_section, why_no_mean, write_state
+from hocket.checkpoint.files import StateFile, write_state
+from hocket.checkpoint.means import mean_of_section, why_no_mean
 from hocket.errors import CheckpointError
 
 _DTYPES = [

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
-from hocket.session.save.checkpoint import Resumed
+from hocket.session.save.loading import Resumed
 
 __all__ = ["Noisy", "Result", "Stateful", "Training", "model_of", "on_ranks"]
 
@@ -189,7 +189,7 @@ def _forkserver() -> ForkServerContext:
     context = get_context("forkserver")
     # What unpickling samples imports, once for all workers.
     context.set_forkserver_preload(
-        ["torch", "numpy", "hocket.session.session", "hocket.session.save.checkpoint"]
+        ["torch", "numpy", "hocket.session.session", "hocket.session.save.loading"]
     )
     return context
 

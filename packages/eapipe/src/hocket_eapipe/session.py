@@ -343,7 +343,7 @@ class PipelineSession(EngineSession):
         """Drain the pipeline and take the hooks off; collective. The model is whole on every rank afterwards."""
         if self.state.ended:
             return
-        self.stop_saving_on_signal(together=True)
+        self.stop_saving(together=True)
         self.settle()
         self.state.move("close")
         self._absent.close()
@@ -358,7 +358,7 @@ class PipelineSession(EngineSession):
 
     def abandon(self) -> None:
         self.state.move("abandon")
-        self.stop_saving_on_signal(together=False)
+        self.stop_saving(together=False)
         self.note_counts(self.model)
         for session in self._sessions:
             session.abandon()

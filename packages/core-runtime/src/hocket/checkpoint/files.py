@@ -1,4 +1,4 @@
-"""Safetensors files of one rank's state each, and the mean of several: tensors by name, the rest as JSON metadata.
+"""Safetensors files of one rank's state each: tensors by name, the rest as JSON metadata.
 
 Source of the format: https://huggingface.co/docs/safetensors (an 8-byte length, a JSON header, the data). Files are
 read with its library. They are written here, tensor after tensor, as the library wants all of them in host memory
@@ -18,20 +18,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hocket.checkpoint.tree import flatten, parts_within, unflatten
+from hocket.checkpoint.tree import flatten, unflatten
 from hocket.disk import write_durably
 from hocket.errors import CheckpointError, DamagedError
 from hocket.plain import Tree, TreeView
 
 __all__ = [
     "LEFT",
+    "Prepared",
     "StateFile",
     "Written",
     "describe",
-    "mean_of_mappings",
-    "mean_of_section",
-    "mean_of_tensor",
-    "why_no_mean",
+    "prepare",
+    "write_prepared",
     "write_state",
     "write_tensors",
 ]
@@ -70,6 +69,18 @@ _MOST_HEADER_BYTES = 100_000_000
 _CHUNK_BYTES = 1 << 24
 
 
+class Prepared(NamedTuple):
+    """The content of a file that is to be written.
+
+    Attributes:
+        header: the bytes before the tensors'.
+        tensors: in the order of the file.
+    """
+
+    header: bytes
+    tensors: Mapping[str, Tensor]
+
+
 class Written(NamedTuple):
     """The size and checksum of a written file, by which damage is noticed.
 
@@ -99,6 +110,19 @@ def write_state(path: Path, state: TreeView, run: str = "") -> Written:
         CheckpointError: a value cannot be saved or read back.
         OSError: the file cannot be written.
     """
+    return write_prepared(path, prepare(state, run))
+
+
+def prepare(state: TreeView, run: str = "") -> Prepared:
+    """Return the content of a file with nested state; its tensors are those of the state, not copies.
+
+    Args:
+        state: sections of state that `flatten` takes, by name.
+        run: the id of the run that saves.
+
+    Raises:
+        CheckpointError: a value cannot be saved.
+    """
     try:
         structure, tensors = flatten(state)
         metadata = {_STRUCTURE: json.dumps(structure), _RUN: run}
@@ -108,11 +132,25 @@ def write_state(path: Path, state: TreeView, run: str = "") -> Written:
     header = _header(ordered, metadata)
     if len(header) > _MOST_HEADER_BYTES:
         raise CheckpointError(_too_long(len(header), structure))
+    return Prepared(header, ordered)
+
+
+def write_prepared(path: Path, prepared: Prepared) -> Written:
+    """Write a prepared file durably, and check that it reads back.
+
+    Args:
+        path: the file, replaced if it exists.
+        prepared: its content.
+
+    Raises:
+        CheckpointError: it cannot be read back.
+        OSError: the file cannot be written.
+    """
     checksum = 0
 
     def write(file: BinaryIO) -> None:
         nonlocal checksum
-        checksum = _write(file, header, ordered.values())
+        checksum = _write(file, prepared.header, prepared.tensors.values())
 
     size = write_durably(path, write)
     with StateFile(path):
@@ -188,7 +226,8 @@ class StateFile:
 
     Args:
         path: the file's path.
-        first: the file of rank 0, which holds what this rank's leaves to it (`LEFT`); None for rank 0's own.
+        first: opens the file of rank 0, which holds what other ranks' leave to it (`LEFT`), where it is needed; None
+            for rank 0's own.
 
     Attributes:
         path: the file's path.
@@ -198,9 +237,8 @@ class StateFile:
         DamagedError: the file is missing or incomplete.
     """
 
-    def __init__(self, path: Path, first: StateFile | None = None) -> None:
+    def __init__(self, path: Path, first: Callable[[], StateFile] | None = None) -> None:
         self.path = path
-        self._first = first
         try:
             self._file = safe_open(path, framework="pt")
             metadata = self._file.metadata() or {}
@@ -212,6 +250,7 @@ class StateFile:
             raise DamagedError(f"{path} is damaged, or no rank's state: {error}") from error
         self._own = set(self._file.keys())
         left = self.read(LEFT) if first is not None and LEFT in self._sections else []
+        self._first = first() if first is not None and left else None
         self._names: list[str] = [*self._file.keys(), *left]
 
     def check_content(self, expected: int) -> None:
@@ -278,80 +317,3 @@ class StateFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.__exit__(kind, error, trace)
-
-
-def mean_of_tensor(files: Sequence[StateFile], name: str, weights: Sequence[float] | None = None) -> Tensor:
-    """Return a floating-point tensor's mean over the files, of its own dtype; of another, the first file's.
-
-    It accumulates in float64, one file after the other; what is equal in all stays, to the bit.
-
-    Args:
-        files: the ranks' files.
-        name: the tensor's name.
-        weights: the weight of each file; None for equal ones.
-    """
-    first = files[0].tensor(name)
-    if not first.is_floating_point():
-        return first
-    weights = weights or [1.0] * len(files)
-    total = first.to(torch.float64) * weights[0]
-    equal = True
-    for file, weight in zip(files[1:], weights[1:], strict=True):
-        other = file.tensor(name)
-        equal = equal and torch.equal(first, other)
-        total.add_(other, alpha=weight)
-    return first if equal else total.div_(sum(weights)).to(first.dtype)
-
-
-def mean_of_section(files: Sequence[StateFile], section: str) -> Any:
-    """Return the first file's section, with the means of floating-point tensors of one shape in all files."""
-
-    alone = parts_within(files[0].structure(section))
-
-    def tensor(name: str) -> Tensor:
-        alike = name not in alone and all(file.describe(name) == files[0].describe(name) for file in files)
-        return mean_of_tensor(files if alike else files[:1], name)
-
-    return files[0].read(section, tensor)
-
-
-def mean_of_mappings(files: Sequence[StateFile], path: str) -> dict[str, dict[str, Tensor]]:
-    """Return the mean of each tensor below a path over the files that have it, by its last two keys.
-
-    Args:
-        files: the ranks' files.
-        path: the keys from the section on, with slashes between them.
-    """
-    having: dict[str, list[StateFile]] = {}
-    for file in files:
-        for name in (n for n in file.names(path.partition("/")[0]) if n.startswith(f"{path}/")):
-            having.setdefault(name, []).append(file)
-    means: dict[str, dict[str, Tensor]] = {}
-    for name, those in having.items():
-        first, _, second = name.removeprefix(f"{path}/").rpartition("/")
-        means.setdefault(first, {})[second] = mean_of_tensor(those, name)
-    return means
-
-
-def why_no_mean(files: Sequence[StateFile], section: str) -> str:
-    """Return the reason why a section's tensors differ in name or shape between files, or an empty string."""
-    first = files[0]
-    for file in files[1:]:
-        if _in_order(file.structure(section)) != _in_order(first.structure(section)):
-            return f"it is not of the same form in {first.path.name} and {file.path.name}"
-        for name in first.names(section):
-            mine, other = first.describe(name), file.describe(name)
-            if mine != other:
-                return f"{name} is {mine} in {first.path.name} and {other} in {file.path.name}"
-    return ""
-
-
-def _in_order(structure: object) -> object:
-    """Return a structure with its mappings' keys sorted: optimizers order them by their first gradients."""
-    if isinstance(structure, list):
-        return [_in_order(item) for item in structure]
-    if not isinstance(structure, dict):
-        return structure
-    if "dict" in structure:
-        return {"dict": sorted(([key, _in_order(value)] for key, value in structure["dict"]), key=repr)}
-    return {kind: _in_order(content) for kind, content in structure.items()}

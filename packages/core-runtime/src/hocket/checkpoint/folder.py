@@ -24,7 +24,7 @@ from hocket.disk import UNFINISHED, locked, sync_folder
 from hocket.errors import CheckpointError, MissingFileError, some
 from hocket.own_files import set_aside
 
-__all__ = ["begin", "complete", "finish", "foreign", "incomplete", "keep_newest", "newest_first"]
+__all__ = ["begin", "complete", "final_path", "finish", "foreign", "incomplete", "keep_newest", "newest_first"]
 
 _log = logging.getLogger("hocket")
 
@@ -138,20 +138,22 @@ def _refuse_others(folder: Path, step: int, last: Path | None) -> None:
         )
 
 
+def final_path(path: Path) -> Path:
+    """Return the next free path of a complete checkpoint for the directory that `begin` made."""
+    folder, step = path.parent, _order(path)[0]
+    others = [other for other in _directories(folder) if not _run_of(other)]
+    taken = [number for order, number in map(_order, others) if order == step]
+    return folder / (f"step-{step:08d}.{max(taken) + 1}" if taken else f"step-{step:08d}")
+
+
 def finish(path: Path) -> Path:
     """Give the complete checkpoint in the directory that `begin` made its final name; return its path.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    folder, step = path.parent, _order(path)[0]
     while True:
-        taken = [
-            _order(other)[1]
-            for other in _directories(folder)
-            if not _run_of(other) and _order(other)[0] == step
-        ]
-        finished = folder / (f"step-{step:08d}.{max(taken) + 1}" if taken else f"step-{step:08d}")
+        finished = final_path(path)
         try:
             path.rename(finished)
         except OSError as error:
@@ -159,7 +161,7 @@ def finish(path: Path) -> Path:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         else:
-            sync_folder(folder)
+            sync_folder(path.parent)
             return finished
 
 

@@ -90,10 +90,13 @@ class CheckpointSettings:
     Attributes:
         every: steps between two checkpoints, 1 or more, and one at the end; null for none.
         keep: how many are kept, the newest; 1 or more.
+        blocking: whether training waits until a checkpoint is written; else a thread writes a copy of the state, in
+            host memory.
     """
 
     every: int | None = None
     keep: int = 2
+    blocking: bool = True
 
     def __post_init__(self) -> None:
         for name in ("every", "keep"):

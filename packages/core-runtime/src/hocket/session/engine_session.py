@@ -23,6 +23,7 @@ from hocket.session.exchange.active import Counters
 from hocket.session.island import Island
 from hocket.session.ranks import local_rank
 from hocket.session.save.again import counted_before, note_counted
+from hocket.session.save.beside_training import BesideTraining
 from hocket.session.step.looking_on import only_evaluates
 from hocket.session.step.optimizers import Optimizers
 from hocket.session.step.state import StepState
@@ -71,6 +72,7 @@ class EngineSession(ABC):
         windows: the ranks' agreement on the batches between two steps; None where an engine has its own.
         streamed: the samples that travel between ranks; None where none do.
         save_point: the save of ranks that are asked to end; None unless the user wants it.
+        beside_training: the saves that a thread writes; None before the first.
         owns_peer: whether `peer` is of this session alone.
         step_ended: called with a step's number, from 0, when it has ended.
     """
@@ -106,6 +108,7 @@ class EngineSession(ABC):
         self.windows: Windows | None = None
         self.streamed: StreamedSamples | None = None
         self.save_point: EndsOnRequest | None = None
+        self.beside_training: BesideTraining | None = None
         self.owns_peer = False
         self.step_ended: Callable[[int], None] = lambda _: None
         self.control = peer.lane("session")
@@ -345,8 +348,10 @@ class EngineSession(ABC):
     def abandon(self) -> None:
         """Take the hooks off without the other ranks, which may not be here."""
 
-    def stop_saving_on_signal(self, *, together: bool) -> None:
-        """End `session.save_on_signal`; collective if `together`; `close` and `abandon` call it."""
+    def stop_saving(self, *, together: bool) -> None:
+        """End `session.save_on_signal`, and leave a save under way; collective if `together`; closing calls it."""
+        if self.beside_training is not None:
+            self.beside_training.drop()
         if self.save_point is not None:
             self.save_point.close(together=together)
             self.save_point = None

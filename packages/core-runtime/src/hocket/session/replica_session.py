@@ -606,7 +606,7 @@ class ReplicaSession(EngineSession):
             return
         self.begin_collective("the session's end")
         self._end_partial_step()
-        self.stop_saving_on_signal(together=True)
+        self.stop_saving(together=True)
         with self.trained_values(shown=False):
             self._phases.finish()
             self._compare_steps("the session's end")
@@ -627,7 +627,7 @@ class ReplicaSession(EngineSession):
         self.state.move("abandon")
         self.phase.abandon()
         self._unhook()
-        self.stop_saving_on_signal(together=False)
+        self.stop_saving(together=False)
         if self._observer is not None:
             self._observer.abandon()
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from hocket.checkpoint.shared import require_shared
 from hocket.disk import naming
-from hocket.errors import HocketError
+from hocket.errors import CheckpointError, HocketError
 from hocket.loggers import Log, Logger
 from hocket.own_files import claim
 from hocket.plain import Batch, Stateful, TreeView
@@ -23,8 +23,10 @@ from hocket.session.api import Loss, StepResult, left_by
 from hocket.session.data.session_data import SessionData
 from hocket.session.engine_session import EngineSession
 from hocket.session.exchange.active import Counters
-from hocket.session.save.checkpoint import Checkpoints, Resumed
+from hocket.session.save.beside_training import BesideTraining, at_once
+from hocket.session.save.loading import Loading, Resumed
 from hocket.session.save.save_point import SavePoint
+from hocket.session.save.saving import begin_save
 from hocket.session.script_run import ScriptRun
 
 __all__ = ["Session"]
@@ -52,8 +54,13 @@ class Session:
         self.data_rank, self.data_size = inner.data_rank, inner.data_size
         self._logs: list[Log] = []
         self._run = run
-        observers = default_registry().hook
-        inner.step_ended = lambda step: observers.hocket_step_end(session=self, step=step)
+        self._hooks = default_registry().hook
+        inner.step_ended = self._end_step
+
+    def _end_step(self, step: int) -> None:
+        self._hooks.hocket_step_end(session=self, step=step)
+        if self.inner.beside_training is not None:
+            self.inner.beside_training.look(self.step)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -242,7 +249,14 @@ class Session:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Stateful) -> Path:
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep: int | None = None,
+        blocking: bool = True,
+        **more: Stateful,
+    ) -> Path:
         """Save the whole state of training into a new directory of `folder`; collective, after a step.
 
         Training goes on as if nothing had been saved, but for an engine's pipeline, which is drained first. A kill at
@@ -252,18 +266,36 @@ class Session:
             folder: on a disk that all ranks share; made if it is not there.
             keep: number of complete checkpoints to keep, the newest; those with other files than Hocket's stay too. All
                 stay where None.
+            blocking: whether training waits until all is written. Else the state is copied into host memory, as much
+                as this rank's file, which the next such save takes again; a thread writes it, and the checkpoint is
+                complete some steps later. The next save, `load` and `close` wait for that.
             more: other objects with `state_dict` and `load_state_dict`, by name: schedulers, a scaler, an EMA model.
 
         Returns:
-            The checkpoint's directory.
+            The checkpoint's directory; without `blocking` it is there once the checkpoint is complete.
 
         Raises:
             CheckpointError: on all ranks: some state cannot be saved; the folder cannot be written, holds checkpoints
-                of later steps, or another job writes into it; or gradients are being accumulated.
+                of later steps, or another job writes into it; or gradients are being accumulated. What a thread
+                cannot write is raised on all ranks after a later step, or by the next save, `load` or `close`.
         """
-        self.inner.require("session.save", training=True)
-        with self.inner.trained_values():
-            return Checkpoints(self.inner, Path(folder), more).save(keep)
+        inner = self.inner
+        inner.require("session.save", training=True)
+        if not blocking and inner.beside_training is None:
+            inner.beside_training = BesideTraining(self.peer)
+        copies = None if blocking or inner.beside_training is None else inner.beside_training.copies
+        with inner.trained_values():
+            path, acts = begin_save(inner, Path(folder), more, keep, copies)
+            if copies is None or inner.beside_training is None:
+                return at_once(self.peer, acts)
+        inner.beside_training.begin(acts, inner.step)
+        return path
+
+    def _finish_save(self, call: str) -> None:
+        """Wait for a save beside training, if one is under way, for a call that begins; collective."""
+        if self.inner.beside_training is not None:
+            self.inner.begin_collective(call)
+            self.inner.beside_training.finish()
 
     def save_on_signal(
         self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Stateful
@@ -314,7 +346,8 @@ class Session:
                 left as it was.
         """
         self.inner.require("session.load", training=True)
-        resumed = Checkpoints(self.inner, Path(folder), more).load(missing)
+        self._finish_save("session.load")
+        resumed = Loading(self.inner, Path(folder), more).load(missing)
         if self._run is not None and resumed.step:
             self._run.resume_after(resumed.step)
         return resumed
@@ -322,11 +355,23 @@ class Session:
     # ---- closing -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish all exchanges and remove the hooks; collective. The model stays usable."""
+        """Finish all exchanges and a save under way, and remove the hooks; collective. The model stays usable.
+
+        Raises:
+            CheckpointError: on all ranks: the save under way has failed. The session is closed all the same.
+        """
+        error = None
+        if self.inner.closes_together:
+            try:
+                self._finish_save("the session's end")
+            except CheckpointError as failed:
+                error = failed
         run, self._run = self._run, None
         if run is not None:
             run.end() if self.inner.closes_together else run.close()
         self.inner.close()
+        if error is not None:
+            raise error
 
     def __enter__(self) -> Self:
         self.inner.require("`with session`")

@@ -200,7 +200,7 @@ class _Run:
                     self._write_row(epoch, validate)
                 if every is not None and (step % every == 0 or step == self._steps):
                     self._time.pause()
-                    self._session.save(self._checkpoints, keep=self._run.checkpoint.keep, run=self)
+                    self._save()
                 if not last_of_epoch:  # else ranks meet before the next batch, too
                     self._time.go_on()
             self._begin_results()  # where nothing was left to do
@@ -208,6 +208,10 @@ class _Run:
         finally:
             if self._observer:
                 self._observer.close()
+
+    def _save(self) -> None:
+        own = self._run.checkpoint
+        self._session.save(self._checkpoints, keep=own.keep, blocking=own.blocking, run=self)
 
     def _begin_results(self) -> None:
         if self._results:

@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from hocket.checkpoint.files import (
-    StateFile,
-    mean_of_mappings,
-    mean_of_section,
-    mean_of_tensor,
-    why_no_mean,
-)
+from hocket.checkpoint.files import StateFile
+from hocket.checkpoint.means import mean_of_mappings, mean_of_section, mean_of_tensor, why_no_mean
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, HocketError
 from hocket.plain import Stateful, Tree

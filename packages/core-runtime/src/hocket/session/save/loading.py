@@ -1,0 +1,220 @@
+"""The loading of a session from a checkpoint: its own state on each rank, or the mean of another number of ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hocket import randomness
+from hocket.checkpoint import folder as folders
+from hocket.checkpoint.collectively import collectively, of_ranks, on_rank_0
+from hocket.checkpoint.files import StateFile
+from hocket.checkpoint.manifest import Manifest, rank_file
+from hocket.checkpoint.means import mean_of_section, why_no_mean
+from hocket.checkpoint.shared import patiently
+from hocket.errors import CheckpointError, DamagedError, MissingFileError, some
+from hocket.plain import Stateful
+from hocket.session.save.of_session import of_this_place, require_fit, require_run
+from hocket.session.save.replica_state import load_into
+from hocket.session.save.saving import versions
+
+if TYPE_CHECKING:
+    from hocket.session.engine_session import EngineSession
+
+__all__ = ["Loading", "Resumed"]
+
+_log = logging.getLogger("hocket")
+
+#: What `session.load` may do where there is no complete checkpoint.
+_MISSING = ("error", "start")
+_BEGIN_THERE = "session.load(..., missing='start') begins at step 0 then; or name another folder"
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The checkpoint that a session continues from.
+
+    Attributes:
+        path: the checkpoint's directory; None where there was none, and the session begins.
+        step: number of steps that had ended.
+        epoch: number of passes over `session.data` that had ended: the pass to continue, or to begin, counted from 0.
+        exact: whether each rank's whole state was restored; else ranks continue from the replicas' mean, and the pass
+            that was under way begins again.
+    """
+
+    path: Path | None
+    step: int
+    epoch: int
+    exact: bool
+
+
+class Loading:
+    """The loading of a session from a folder of checkpoints; collective.
+
+    Args:
+        session: the session to load into.
+        folder: of checkpoints.
+        more: other objects with `state_dict` and `load_state_dict`, by name.
+    """
+
+    def __init__(self, session: EngineSession, folder: Path, more: Mapping[str, Stateful]) -> None:
+        self._session, self._folder, self._more = session, folder, more
+        self._peer = session.peer
+
+    def load(self, missing: str) -> Resumed:
+        """Carry out `session.load`."""
+        session, peer = self._session, self._peer
+        found = on_rank_0(peer, lambda: self._find(missing))
+        if found is None:
+            return Resumed(None, session.step, session.epochs.ended, exact=True)
+        passed: list[tuple[Path, str]] = []
+        for path in map(Path, found):
+            with contextlib.ExitStack() as stack:
+                files: list[StateFile] = []
+                damage = self._open(path, files, stack)
+                if damage:
+                    passed.append((path, damage))
+                    continue
+                exact = self._go_on_from(path, files)
+                session.passed_over = [damaged for damaged, _ in passed]
+                if peer.rank == 0:
+                    for damaged, why in passed:
+                        _log.warning("%s is passed over: %s", damaged, why)
+                    self._warn_of_changes(path, Manifest.read(path), files)
+            return Resumed(path, session.step, session.epochs.ended, exact)
+        others = f", {some([path.name for path, _ in passed[1:]])}" if passed[1:] else ""
+        raise DamagedError(
+            f"{passed[0][1]}; no other is whole{others}: put the files back, or begin anew in another folder"
+        )
+
+    def _open(self, path: Path, files: list[StateFile], stack: contextlib.ExitStack) -> str:
+        """Open a checkpoint's files, and check that they are whole and fit this session.
+
+        Args:
+            path: the checkpoint.
+            files: list that the files go into which this rank reads.
+            stack: closes them.
+
+        Returns:
+            A description of the damage; empty for none.
+
+        Raises:
+            CheckpointError: it is of another session, or some ranks do not see the files that rank 0 sees.
+        """
+        peer = self._peer
+
+        @cache
+        def first() -> StateFile:
+            return stack.enter_context(StateFile(path / rank_file(0)))
+
+        def check() -> tuple[str, bool]:
+            try:
+                manifest = patiently(lambda: Manifest.read(path))
+                ranks = [peer.rank] if manifest.ranks == peer.size else range(manifest.ranks)
+                opened = [stack.enter_context(StateFile(path / rank_file(rank), first)) for rank in ranks]
+                for file in opened:
+                    require_run(manifest, file)
+                files.extend(of_this_place(self._session, opened))
+                require_fit(self._session, manifest, files[0], self._more)
+                # Of several ranks' files each of these ranks reads its share.
+                column = self._session.island.column
+                for file in files if len(files) == 1 else files[column.rank :: column.size]:
+                    file.check_content(manifest.checksums[file.path.name])
+            except DamagedError as error:
+                return str(error), isinstance(error, MissingFileError)
+            return "", False
+
+        checked = collectively(peer, check)
+        damage = of_ranks([why for why, _ in checked])
+        if damage and not checked[0][0] and all(is_missing for why, is_missing in checked if why):
+            raise MissingFileError("\n".join(damage))  # of another disk than rank 0's
+        return "; ".join(damage)
+
+    def _go_on_from(self, path: Path, files: Sequence[StateFile]) -> bool:
+        """Continue from a checkpoint; return whether each rank has its own state, not the mean."""
+        session, peer = self._session, self._peer
+        manifest = Manifest.read(path)
+        exact = manifest.ranks == peer.size
+        session.enter_phase_of(manifest.step)
+        if exact:
+            collectively(peer, lambda: self._load_own(files[0]))
+            session.replicas_equal = manifest.replicas_equal
+        else:
+            collectively(peer, lambda: self._load_mean(files))
+        return exact
+
+    def _find(self, missing: str) -> list[str] | None:
+        """Return the directories to load, the newest first; None if there is none and the session is to begin."""
+        if missing not in _MISSING:
+            raise CheckpointError(
+                f"session.load: missing is {missing!r}; allowed: {', '.join(map(repr, _MISSING))}"
+            )
+        try:
+            return list(map(str, folders.newest_first(self._folder, _BEGIN_THERE)))
+        except CheckpointError:
+            if missing == "error":
+                raise
+        _warn_of_incomplete(self._folder)
+        return None
+
+    def _load_own(self, file: StateFile) -> None:
+        """Load this rank's own state."""
+        session = self._session
+        self._load_numbers(file)
+        session.load_state(file)
+        self._load_more(file.read("more"), file.path)
+        now = randomness.from_plain(file.read("random"))
+        session.epochs.load_state_dict(file.read("passes"), now)
+        randomness.write(now)
+
+    def _load_mean(self, files: Sequence[StateFile]) -> None:
+        """Load the mean of another number of ranks."""
+        first = files[0]
+        self._load_numbers(first)
+        self._session.load_mean(files)
+        self._load_more(mean_of_section(files, "more"), first.path)
+        self._session.epochs.ended = first.read("passes")["ended"]
+
+    def _load_numbers(self, file: StateFile) -> None:
+        saved, session, counters = file.read("session"), self._session, self._session.counters
+        session.step, session.skipped_steps = saved["step"], saved["skipped_steps"]
+        session.peer.status.note_step(session.step)
+        counters.bytes_sent, counters.exchanges = saved["bytes_sent"], saved["exchanges"]
+        counters.under_way_s, counters.exposed_wait_s = saved["under_way_s"], saved["exposed_wait_s"]
+
+    def _load_more(self, saved: Mapping[str, object], path: Path) -> None:
+        for name, given in self._more.items():
+            load_into(given, saved[name], f"{path}: more/{name}")
+
+    def _warn_of_changes(self, path: Path, manifest: Manifest, files: Sequence[StateFile]) -> None:
+        """Warn of differences from the run that saved."""
+        _warn_of_incomplete(self._folder)
+        running = versions()
+        for package, version in manifest.versions.items():
+            if running.get(package, version) != version:
+                _log.warning("%s was saved with %s %s, and %s runs", path, package, version, running[package])
+        if manifest.ranks != self._peer.size:
+            reason = why_no_mean(files, "optimizer")
+            _log.warning(
+                "%s is of %d ranks, but %d ranks run: they continue from the replicas' mean, %s the optimizer's "
+                "state%s; the pass over the data that was under way begins again, with new random draws, and the state "
+                "of exchanges is dropped%s. An epoch has another number of steps: check schedulers and all else "
+                "that counts steps",
+                path,
+                manifest.ranks,
+                self._peer.size,
+                "without" if reason else "with the mean of",
+                f" ({reason})" if reason else "",
+                " but for outer parameters" if self._session.strategy.at(self._session.step).outer else "",
+            )
+
+
+def _warn_of_incomplete(folder: Path) -> None:
+    for left in folders.incomplete(folder):
+        _log.warning("%s is incomplete, as a save or a copy was cut off: it is left out", left)
+

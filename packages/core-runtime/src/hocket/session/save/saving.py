@@ -1,0 +1,235 @@
+"""A save of a session: a rank's state, the order in which ranks write, and the manifest."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hocket import randomness
+from hocket.checkpoint import folder as folders
+from hocket.checkpoint.collectively import collectively, on_rank_0
+from hocket.checkpoint.files import LEFT, Prepared, Written, prepare, write_prepared
+from hocket.checkpoint.host_copies import HostCopies
+from hocket.checkpoint.manifest import Manifest, rank_file
+from hocket.checkpoint.shared import patiently, require_folder
+from hocket.checkpoint.subclasses import is_composite
+from hocket.errors import CheckpointError, HocketError
+from hocket.plain import Stateful
+from hocket.plugin import CORE, default_registry
+from hocket.session.exchange.checksums import compare
+from hocket.session.save.beside_training import Acts
+
+if TYPE_CHECKING:
+    from hocket.session.engine_session import EngineSession
+
+__all__ = ["begin_save", "place_of", "versions"]
+
+
+def begin_save(
+    session: EngineSession,
+    folder: Path,
+    more: Mapping[str, Stateful],
+    keep: int | None,
+    copies: HostCopies | None = None,
+) -> tuple[Path, Acts]:
+    """Begin a save after the present step; collective.
+
+    Args:
+        session: the session to save.
+        folder: of checkpoints.
+        more: other objects with `state_dict` and `load_state_dict`, by name.
+        keep: number of complete checkpoints to keep; None for all.
+        copies: memory for copies of the state, so that training may go on; None to write the state itself.
+
+    Returns:
+        The checkpoint's directory once it is complete, and the acts that are left.
+    """
+    peer = session.peer
+    session.end_step_to_save()
+    _require_one_step(session)
+    if session.beside_training is not None:
+        session.beside_training.finish()
+    session.compare_replicas("session.save")
+    with contextlib.ExitStack() as stack:  # locks that rank 0 holds meanwhile
+
+        def begin() -> tuple[str, str, str]:
+            path = stack.enter_context(
+                folders.begin(folder, session.step, session.run_id, session.saved, session.passed_over)
+            )
+            session.passed_over = ()
+            return path.name, folders.final_path(path).name, session.run_id
+
+        name, final_name, run = on_rank_0(peer, begin)
+        path = folder / name
+        collectively(peer, lambda: require_folder(path))
+        content = _content(session, more, run, copies)
+        manifest = _manifest(session, run)
+        return folder / final_name, _acts(session, path, manifest, content, keep, stack.pop_all())
+
+
+def _content(
+    session: EngineSession, more: Mapping[str, Stateful], run: str, copies: HostCopies | None
+) -> Callable[[], Prepared]:
+    """Return what gives the content of this rank's file: of the state as it is then, or a copy as it is now."""
+    left = _left_to_rank_0(session)
+
+    def as_it_is() -> Prepared:
+        return prepare(_state_dict(session, more, left), run)
+
+    if copies is None:
+        return as_it_is
+    copied: list[Callable[[], Prepared]] = []
+
+    def copy() -> None:
+        header, tensors = as_it_is()
+        own, wait = copies.take(tensors)
+
+        def when_copied() -> Prepared:
+            wait()
+            return Prepared(header, own)
+
+        copied.append(when_copied)
+
+    collectively(session.peer, copy)
+    return copied[0]
+
+
+def _acts(
+    session: EngineSession,
+    path: Path,
+    manifest: Manifest,
+    content: Callable[[], Prepared],
+    keep: int | None,
+    begun: contextlib.ExitStack,
+) -> Acts:
+    """Yield the acts of a save that has begun: each rank's file, the manifest, and the final name.
+
+    Args:
+        session: the session.
+        path: the checkpoint's directory meanwhile.
+        manifest: the manifest, without files.
+        content: returns the content of this rank's file.
+        keep: number of complete checkpoints to keep; None for all.
+        begun: undoes the save if it fails.
+    """
+    rank = session.peer.rank
+    with begun:
+        written = yield lambda: write_prepared(path / rank_file(rank), content())
+
+        def complete() -> None:
+            if rank == 0:
+                whole = _with_files(manifest, [Written(*each) for each in written])
+                patiently(lambda: whole.write(path))
+
+        yield complete
+
+        def finish() -> str | None:
+            if rank != 0:
+                return None
+            session.saved = folders.finish(path)
+            if keep is not None:
+                folders.keep_newest(path.parent, keep, manifest.run)
+            begun.close()  # before any rank goes on
+            return session.saved.name
+
+        names = yield finish
+        return path.parent / names[0]
+
+
+def _require_one_step(session: EngineSession) -> None:
+    """Refuse a save of ranks at different steps; collective."""
+    steps = session.gathered(session.step, "session.save")
+    if any(of_rank != session.step for of_rank in steps):
+        each = ", ".join(f"{of_rank} on rank {rank}" for rank, of_rank in enumerate(steps))
+        raise CheckpointError(f"the ranks save different steps: {each}. All ranks save after the same step")
+
+
+def place_of(session: EngineSession) -> list[int]:
+    """Return this rank's place in its island, and the island's number of ranks."""
+    island = session.island
+    return [island.places[session.peer.rank] if island.places else 0, island.size]
+
+
+def _left_to_rank_0(session: EngineSession) -> list[str]:
+    """Return the names of frozen parameters that are equal on all ranks, as under adapters (LoRA); collective."""
+    trained = {name for name, parameter in session.model.named_parameters() if parameter.requires_grad}
+    held = session.tensors()["parameters"].items()
+    # Tensors made of others have several names in a file.
+    frozen = {name: t for name, t in held if name not in trained and not is_composite(t)}
+    differing = compare(session.peer, frozen, "session.save").differing
+    return [] if session.peer.rank == 0 else [name for name in frozen if name not in differing]
+
+
+def _state_dict(
+    session: EngineSession, more: Mapping[str, Stateful], left: Sequence[str]
+) -> dict[str, object]:
+    """Return this rank's state by sections, without the parameters that are left to rank 0."""
+    counters = session.counters
+    state = dict(session.state_dict())
+    held: dict[str, dict[str, Tensor]] = state["model"]  # type: ignore[assignment]
+    state["model"] = {
+        kind: {name: tensor for name, tensor in tensors.items() if name not in left}
+        for kind, tensors in held.items()
+    }
+    return {
+        "session": {
+            "step": session.step,
+            "skipped_steps": session.skipped_steps,
+            "island": place_of(session),
+            "bytes_sent": counters.bytes_sent,
+            "exchanges": counters.exchanges,
+            "under_way_s": counters.under_way_s,
+            "exposed_wait_s": counters.exposed_wait_s,
+        },
+        **state,
+        LEFT: [f"model/parameters/{name}" for name in left],
+        "random": randomness.to_plain(randomness.read(cuda=True)),
+        "passes": session.epochs.state_dict(),
+        "more": {name: _state_of_given(name, given) for name, given in more.items()},
+    }
+
+
+def _state_of_given(name: str, given: Stateful) -> object:
+    try:
+        return given.state_dict()
+    except HocketError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"more/{name}: {type(given).__name__}.state_dict failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _manifest(session: EngineSession, run: str) -> Manifest:
+    """Return the manifest of what is saved now, without files."""
+    return Manifest(
+        run=run,
+        step=session.step,
+        ranks=session.size,
+        replicas_equal=session.replicas_equal,
+        optimizer=session.optimizers.kind,
+        strategy=session.describe(),
+        versions=versions(),
+        files={},
+        checksums={},
+    )
+
+
+def _with_files(manifest: Manifest, written: Sequence[Written]) -> Manifest:
+    return replace(
+        manifest,
+        files={rank_file(rank): each.size for rank, each in enumerate(written)},
+        checksums={rank_file(rank): each.checksum for rank, each in enumerate(written)},
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that a checkpoint depends on."""
+    plugins = {plugin.package: plugin.version for plugin in default_registry().loaded()}
+    return {**plugins, "hocket-core": CORE.version, "torch": torch.__version__}
