@@ -30,6 +30,18 @@ BUSY = (
 #: The errors of file systems that cannot lock files.
 _CANNOT = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL, errno.EBADF}
 
+#: The descriptors by which this process holds locks.
+_locks: set[int] = set()
+
+
+def _leave_to_parent() -> None:
+    """Close the locks that a fork has from its parent: a loader's worker may outlive that by seconds."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
 
 @contextlib.contextmanager
 def locked(folder: Path, run: str, busy: str = BUSY) -> Iterator[bool]:
@@ -49,6 +61,7 @@ def locked(folder: Path, run: str, busy: str = BUSY) -> Iterator[bool]:
     """
     path = folder / LOCK
     descriptor, is_locked = _open_locked(path, busy)
+    _locks.add(descriptor)
     try:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"run {run}, process {os.getpid()} on {socket.gethostname()}".encode())
@@ -57,6 +70,7 @@ def locked(folder: Path, run: str, busy: str = BUSY) -> Iterator[bool]:
         try:
             path.unlink(missing_ok=True)
         finally:
+            _locks.discard(descriptor)
             os.close(descriptor)
 
 

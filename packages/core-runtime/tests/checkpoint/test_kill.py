@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training import Training, on_ranks
+from training import Result, Training, on_ranks
 
+import hocket
 from hocket.checkpoint import folder as folders
 from hocket.errors import CheckpointError
 
@@ -124,3 +125,31 @@ def test_a_disk_that_takes_nothing_more_from_any_operation_on(code: int, tmp_pat
         resumed = on_ranks(RANKS, TRAINING, load=folder, save=(folder, [7]))
         assert [r.bits() for r in resumed] == expected
         assert not folders.incomplete(folder)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_kill_where_each_rank_has_a_disk_of_its_own(blocking: bool, tmp_path: Path) -> None:
+    saving = Training(TRAINING.strategy, options={"keep": 1, "blocking": blocking})
+    expected = [r.bits() for r in on_ranks(RANKS, TRAINING)]
+
+    def run(
+        folder: Path, training: Training, steps: list[int], stop: int | None, *, loads: bool
+    ) -> list[Result]:
+        def on_rank() -> Result:
+            own = folder / str(hocket.join().rank)
+            return training(int(own.name), save=(own, steps), stop=stop, load=own if loads else None)
+
+        return hocket.virtual(RANKS).run(on_rank)
+
+    with _DISK.dies_after(10**9, tmp_path / "whole"):
+        run(tmp_path / "whole", saving, [3, 6], 6, loads=False)
+        locks = [i for i, seen in enumerate(_DISK.seen) if seen == "open .hocket-lock"]
+        first, count = locks[RANKS], len(_DISK.seen)
+    for place in range(first, count):
+        folder = tmp_path / f"cut after {place}"
+        with pytest.raises(Killed), _DISK.dies_after(place, folder):
+            run(folder, saving, [3, 6], 6, loads=False)
+        resumed = run(folder, TRAINING, [7], None, loads=True)
+        assert [r.bits() for r in resumed] == expected, place
+        for rank in range(RANKS):
+            assert not folders.incomplete(folder / str(rank))

@@ -94,13 +94,13 @@ def change_manifest(**changes: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("name", "damage", "expected"),
     [
-        ("rank-0001.safetensors", truncate, r"rank-0001.safetensors: expected \d+ bytes, found \d+; the checkpoint"),
+        ("rank-0001.safetensors", truncate, r"rank-0001.safetensors: expected \d+ bytes, found \d+; no rank has it"),
         ("rank-0001.safetensors", Path.unlink, r"rank-0001.safetensors: expected \d+ bytes, it is missing"),
         ("rank-0001.safetensors", flip, "rank 1: .*rank-0001.safetensors is damaged, or no rank's state"),
         ("rank-0001.safetensors", flip_last, "rank 1: .*rank-0001.safetensors does not hold what was written"),
         ("manifest.json", change_manifest(checksums={}), "manifest.json is damaged: checksums: found "),
         ("manifest.json", truncate, "manifest.json is damaged"),
-        ("manifest.json", change_manifest(format=1), "format: found 1, written by hocket-core .* reads 3"),
+        ("manifest.json", change_manifest(format=1), "format: found 1, written by hocket-core .* reads 4"),
         ("manifest.json", change_manifest(step=None), "manifest.json is damaged: found run, ranks, "),
         ("manifest.json", Path.unlink, "there is no complete checkpoint in .*; step-00000003 is incomplete"),
     ],

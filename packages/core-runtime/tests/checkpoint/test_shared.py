@@ -12,54 +12,54 @@ import torch
 
 import hocket
 from hocket.checkpoint import shared
-from hocket.checkpoint.shared import patiently, require_shared
+from hocket.checkpoint.shared import leaders_of, patiently
 from hocket.errors import CheckpointError, MissingFileError
-from hocket.transport.threads import Threads
 
 HOST = socket.gethostname()
 
 
-def on_hosts(folders: list[Path]) -> list[str]:
-    """Have ranks find out whether these are one folder, as ranks that are processes do; return what each is told."""
+def leaders(folders: list[Path]) -> list[int]:
+    """Have ranks with a folder each find out which of them share one; return for each the first that has its own."""
 
-    def ask() -> str:
+    def ask() -> list[int]:
         peer = hocket.join()
-        peer.threads = Threads(peer)  # of which no rank shares a process with others
-        try:
-            require_shared(peer, folders[peer.rank])
-        except CheckpointError as error:
-            return str(error)
-        return ""
+        return leaders_of(peer, folders[peer.rank])
 
-    return hocket.virtual(len(folders)).run(ask)
+    first, *others = hocket.virtual(len(folders)).run(ask)
+    assert all(other == first for other in others)
+    return first
 
 
 def test_a_shared_folder_is_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    assert on_hosts([tmp_path / "there"] * 3) == [""] * 3
-    assert on_hosts([tmp_path / "new" / "one"] * 3) == [""] * 3
+    assert leaders([tmp_path / "there"] * 3) == [0, 0, 0]
+    assert leaders([tmp_path / "new" / "one"] * 3) == [0, 0, 0]
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
 
 
-def test_folders_of_a_host_each_are_told_before_training(tmp_path: Path) -> None:
-    own, other = tmp_path / "a", tmp_path / "b"
-    own.mkdir()
-    other.mkdir()
-    told = on_hosts([own, own, other])
-    assert (
-        told
-        == [
-            f"what rank 0 writes into {own} on {HOST} is not seen by rank 2 in {other} on {HOST} (looked for 0.2 s): a "
-            "folder for checkpoints lies on a disk that all ranks share"
-        ]
-        * 3
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [("aab", [0, 0, 2]), ("abb", [0, 1, 1]), ("abcb", [0, 1, 2, 1]), ("aba", [0, 1, 0]), ("abc", [0, 1, 2])],
+)
+def test_folders_of_hosts_each_are_told_apart(
+    order: str, expected: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a").mkdir()
+    assert leaders([tmp_path / name for name in order]) == expected
+    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
+    [said] = caplog.messages
+    assert said.startswith(f"{tmp_path / 'a'} on {HOST} is not seen by rank")
+    assert said.endswith(
+        f" on {HOST}: each host keeps its ranks' files there, and session.load fetches what one lacks from the others"
     )
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for told in on_hosts([tmp_path / "file" / "folder"] * 2):
-        assert "Not a directory" in told or "File exists" in told
+    with pytest.raises(CheckpointError, match=r"Not a directory|File exists"):
+        leaders([tmp_path / "file" / "folder"] * 2)
+    with pytest.raises(CheckpointError, match=r"rank 1: .*(Not a directory|File exists)"):
+        leaders([tmp_path / "there", tmp_path / "file" / "folder"])
 
 
 def test_what_comes_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,3 +137,21 @@ def test_files_of_two_runs(tmp_path: Path) -> None:
     ):
         jobs_of(tmp_path / "step-00000000.1")
     assert jobs_of(tmp_path / "step-00000000") == jobs_of(tmp_path) == ["A", "A"]
+
+
+def test_a_fork_holds_no_lock_of_its_parent(tmp_path: Path) -> None:
+    """A loader's worker, begun during a save beside training, may outlive a process that is killed."""
+    program = f"""
+import os
+from pathlib import Path
+from hocket.disk import locked
+with locked(Path({str(tmp_path)!r}), "a"):
+    if os.fork() == 0:
+        held = [Path("/proc/self/fd", str(each)) for each in range(20)]
+        print([os.readlink(path) for path in held if path.exists()])
+        os._exit(0)
+    print(os.wait()[1], flush=True)
+"""
+    ended = subprocess.run([sys.executable, "-u", "-c", program], check=True, capture_output=True, text=True)
+    assert ended.stdout.endswith("0\n")
+    assert LOCK not in ended.stdout

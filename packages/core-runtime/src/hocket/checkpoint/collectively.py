@@ -1,15 +1,15 @@
-"""Actions of every rank, or of rank 0 alone, whose failure raises on all ranks."""
+"""Actions of every rank, or of some of them, whose failure raises on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from hocket.errors import CheckpointError, HocketError, reason
 from hocket.plain import Tree
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["collectively", "of_ranks", "on_rank_0"]
+__all__ = ["collectively", "of_ranks", "on_rank_0", "on_ranks"]
 
 T = TypeVar("T")
 
@@ -52,18 +52,30 @@ def on_rank_0(peer: Peer, act: Callable[[], T]) -> T:
     Raises:
         CheckpointError: on every rank, if `act` raised this, OSError or an error that is not Hocket's.
     """
+    return on_ranks(peer, [0], act)[0]
+
+
+def on_ranks(peer: Peer, ranks: Collection[int], act: Callable[[], T]) -> list[T]:
+    """Run `act` on some ranks, and return their results (JSON-able) on every rank, in their order; collective.
+
+    Raises:
+        CheckpointError: on every rank, if `act` raised this, OSError or an error that is not Hocket's on any of them;
+            names that rank if there are several.
+    """
     own: list[object] = [None, None]
     cause = None
-    if peer.rank == 0:
+    if peer.rank in ranks:
         try:
             own = [act(), None]
         except Exception as error:
             cause, own = error, [None, _described(error)]
-    result: T
-    result, error_of_0 = gather(peer, own)[0]
-    if error_of_0 is not None:
-        raise CheckpointError(error_of_0) from cause
-    return result
+    gathered = gather(peer, own)
+    errors = [gathered[rank][1] or "" for rank in ranks]
+    if any(errors):
+        named = zip(ranks, errors, strict=True)
+        lines = errors if len(ranks) == 1 else [f"rank {rank}: {error}" for rank, error in named if error]
+        raise CheckpointError("\n".join(lines)) from cause
+    return [gathered[rank][0] for rank in ranks]
 
 
 def _described(error: Exception) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hocket.checkpoint.tree import flatten, unflatten
 from hocket.disk import write_durably
-from hocket.errors import CheckpointError, DamagedError
+from hocket.errors import CheckpointError, DamagedError, MissingFileError
 from hocket.plain import Tree, TreeView
 
 __all__ = [
@@ -232,6 +232,7 @@ class StateFile:
     Attributes:
         path: the file's path.
         run: the id of the run that saved it.
+        left: names of tensors that are in rank 0's file alone.
 
     Raises:
         DamagedError: the file is missing or incomplete.
@@ -245,13 +246,13 @@ class StateFile:
             structure, self.run = json.loads(metadata[_STRUCTURE]), metadata[_RUN]
             self._sections: Tree = dict(structure["dict"])
         except FileNotFoundError as error:
-            raise DamagedError(f"{path} is missing") from error
+            raise MissingFileError(f"{path} is missing") from error
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise DamagedError(f"{path} is damaged, or no rank's state: {error}") from error
         self._own = set(self._file.keys())
-        left = self.read(LEFT) if first is not None and LEFT in self._sections else []
-        self._first = first() if first is not None and left else None
-        self._names: list[str] = [*self._file.keys(), *left]
+        self.left: list[str] = self.read(LEFT) if LEFT in self._sections else []
+        self._first = first() if first is not None and self.left else None
+        self._names: list[str] = [*self._file.keys(), *(self.left if self._first is not None else ())]
 
     def check_content(self, expected: int) -> None:
         """Read the whole file, and check that it is as it was written.

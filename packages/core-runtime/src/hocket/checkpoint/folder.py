@@ -24,7 +24,18 @@ from hocket.disk import UNFINISHED, locked, sync_folder
 from hocket.errors import CheckpointError, MissingFileError, some
 from hocket.own_files import set_aside
 
-__all__ = ["begin", "complete", "final_path", "finish", "foreign", "incomplete", "keep_newest", "newest_first"]
+__all__ = [
+    "begin",
+    "complete",
+    "final_path",
+    "finish",
+    "foreign",
+    "incomplete",
+    "keep_newest",
+    "newest_first",
+    "next_number",
+    "order",
+]
 
 _log = logging.getLogger("hocket")
 
@@ -126,34 +137,47 @@ def _refuse_others(folder: Path, step: int, last: Path | None) -> None:
     if not there:
         return
     newest = there[-1]
-    if _order(newest)[0] > step:
+    if order(newest)[0] > step:
         raise CheckpointError(
             f"{folder} holds {newest.name}, which is later than step {step}: it is of another run, or this one went "
             "back to an earlier checkpoint. Remove the later ones, or save to another folder"
         )
-    if last is not None and last.parent.resolve() == folder.resolve() and _order(newest) > _order(last):
+    if last is not None and last.parent.resolve() == folder.resolve() and order(newest) > order(last):
         raise CheckpointError(
             f"another job has saved {newest} since this one saved {last.name}: a folder takes the checkpoints of one "
             "job. Save to another folder, or end the other job"
         )
 
 
-def final_path(path: Path) -> Path:
-    """Return the next free path of a complete checkpoint for the directory that `begin` made."""
-    folder, step = path.parent, _order(path)[0]
-    others = [other for other in _directories(folder) if not _run_of(other)]
-    taken = [number for order, number in map(_order, others) if order == step]
-    return folder / (f"step-{step:08d}.{max(taken) + 1}" if taken else f"step-{step:08d}")
+def next_number(path: Path) -> int:
+    """Return the number in the name of the next complete checkpoint of a step; 0 for the first, which has none.
+
+    Args:
+        path: the directory that `begin` made.
+    """
+    step = order(path)[0]
+    others = [order(other) for other in _directories(path.parent) if not _run_of(other)]
+    return max([number + 1 for of_step, number in others if of_step == step], default=0)
 
 
-def finish(path: Path) -> Path:
+def final_path(path: Path, number: int) -> Path:
+    """Return the path of the complete checkpoint in the directory that `begin` made; see `next_number`."""
+    step = order(path)[0]
+    return path.with_name(f"step-{step:08d}.{number}" if number else f"step-{step:08d}")
+
+
+def finish(path: Path, number: int = 0) -> Path:
     """Give the complete checkpoint in the directory that `begin` made its final name; return its path.
+
+    Args:
+        path: the directory.
+        number: the least number in the name.
 
     Raises:
         OSError: the folder cannot be written.
     """
     while True:
-        finished = final_path(path)
+        finished = final_path(path, max(number, next_number(path)))
         try:
             path.rename(finished)
         except OSError as error:
@@ -200,10 +224,10 @@ def _directories(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if _DIRECTORY.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=_order)
+    return sorted(found, key=order)
 
 
-def _order(path: Path) -> tuple[int, int]:
+def order(path: Path) -> tuple[int, int]:
     """Return a directory's step, and the number of earlier saves of that step."""
     match = _DIRECTORY.fullmatch(path.name)
     assert match is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,10 @@ __all__ = ["FORMAT", "MANIFEST", "Manifest", "is_own", "rank_file"]
 MANIFEST = "manifest.json"
 
 #: Counts up with each change that an older version could not read.
-FORMAT = 3
+FORMAT = 4
+
+#: The format before, which named no hosts.
+_WITHOUT_HOSTS = 3
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Manifest:
         versions: the versions of hocket-core, torch and the loaded plugins, by package.
         files: the size of each rank's file in bytes, by name.
         checksums: the CRC-32 of each rank's file, by name.
+        hosts: the host that each rank's file was written on, by name; empty if that is unknown.
         format: the version of this format.
     """
 
@@ -47,22 +51,31 @@ class Manifest:
     versions: dict[str, str]
     files: dict[str, int]
     checksums: dict[str, int]
+    hosts: dict[str, str]
     format: int = FORMAT
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, names: Collection[str] | None = None) -> None:
         """Make the checkpoint in `folder` a complete one.
 
+        Args:
+            folder: the checkpoint's directory.
+            names: the files that are in it; all where None.
+
         Raises:
-            CheckpointError: a rank's file is not there, or of another size than the rank says.
+            MissingFileError: one of them is not there, or of another size than the rank says.
             OSError: the manifest cannot be written.
         """
-        self.check_files(folder, "do all ranks see the same folder?")
+        self.check_files(folder, "do all ranks see the same folder?", names)
         text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
         write_durably(folder / MANIFEST, lambda file: file.write(text.encode()))
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Path, names: Collection[str] | None = None) -> Manifest:
         """Read a checkpoint's manifest, and check that its files are there.
+
+        Args:
+            folder: the checkpoint's directory.
+            names: the files to look for; all where None.
 
         Raises:
             DamagedError: it is missing or damaged, or a file is missing or cut off.
@@ -70,33 +83,56 @@ class Manifest:
         """
         path = folder / MANIFEST
         try:
-            content = json.loads(path.read_bytes())
-            problem = _problem(content)
+            text = path.read_text()
         except FileNotFoundError as error:
             raise MissingFileError(
                 f"{folder} is no complete checkpoint: it has no {MANIFEST}, which is written last"
             ) from error
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
+            raise DamagedError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        manifest = cls.parse(folder, text)
+        manifest.check_files(folder, "the checkpoint is not all there: do all ranks share this disk?", names)
+        return manifest
+
+    @classmethod
+    def parse(cls, folder: Path, text: str) -> Manifest:
+        """Return the manifest with this text; errors name it as that of a folder.
+
+        Raises:
+            DamagedError: it is damaged.
+            CheckpointError: it is of another format.
+        """
+        path = folder / MANIFEST
+        try:
+            content = json.loads(text)
+            problem = _problem(content)
+        except (ValueError, RecursionError) as error:
             raise DamagedError(f"{path} is damaged: {type(error).__name__}: {error}") from error
         if problem:
             raise DamagedError(f"{path} is damaged: {problem}")
-        if content["format"] != FORMAT:
+        if content["format"] not in (FORMAT, _WITHOUT_HOSTS):
             by = content["versions"].get("hocket-core", "an unknown version")
             raise CheckpointError(
                 f"{path}: format: found {content['format']}, written by hocket-core {by}; this version reads {FORMAT}"
             )
-        manifest = cls(**content)
-        manifest.check_files(folder, "the checkpoint is not all there: do all ranks share this disk?")
-        return manifest
+        return cls(**{"hosts": {}, **content})
 
-    def check_files(self, folder: Path, hint: str) -> None:
-        """Raise MissingFileError if a rank's file is missing or of another size."""
-        for name, size in self.files.items():
-            path = folder / name
-            found = path.stat().st_size if path.exists() else None
+    def whole_files(self, folder: Path) -> list[str]:
+        """Return the names of the files that are in a folder, and of the right size."""
+        return [name for name in self.files if _size_of(folder / name) == self.files[name]]
+
+    def check_files(self, folder: Path, hint: str, names: Collection[str] | None = None) -> None:
+        """Raise MissingFileError if a rank's file, or one of `names`, is missing or of another size."""
+        for name in self.files if names is None else names:
+            path, size = folder / name, self.files[name]
+            found = _size_of(path)
             if found != size:
                 is_there = "it is missing" if found is None else f"found {found}"
                 raise MissingFileError(f"{path}: expected {size} bytes, {is_there}; {hint}")
+
+
+def _size_of(path: Path) -> int | None:
+    return path.stat().st_size if path.exists() else None
 
 
 #: The description of each field, and its check.
@@ -123,6 +159,10 @@ _FIELDS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
             isinstance(value, dict) and all(type(each) is int and each >= 0 for each in value.values())
         ),
     ),
+    "hosts": (
+        "the hosts of files",
+        lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
+    ),
     "format": ("a number", lambda value: type(value) is int),
 }
 
@@ -131,8 +171,9 @@ def _problem(content: object) -> str:
     """Return the problem with a manifest's content, in words, or an empty text."""
     if not isinstance(content, dict):
         return f"found {_shown(content)}, expected a mapping"
-    if type(content.get("format")) is int and content["format"] != FORMAT:
+    if type(content.get("format")) is int and content["format"] not in (FORMAT, _WITHOUT_HOSTS):
         return "" if isinstance(content.get("versions"), dict) else "versions: expected a mapping"
+    content = {"hosts": {}, **content} if content.get("format") == _WITHOUT_HOSTS else content
     if content.keys() != _FIELDS.keys():
         return f"found {', '.join(content)}, expected {', '.join(_FIELDS)}"
     for name, (words, is_right) in _FIELDS.items():

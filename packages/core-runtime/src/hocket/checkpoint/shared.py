@@ -1,23 +1,27 @@
-"""Folders that all ranks have to share. A shared disk may show files of other hosts late."""
+"""Folders of checkpoints, which all ranks share, or the ranks of a host each. A shared disk may show files late."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from hocket.checkpoint.collectively import on_rank_0
-from hocket.errors import CheckpointError, MissingFileError
+from hocket.checkpoint.collectively import collectively, on_rank_0
+from hocket.errors import MissingFileError, some
 from hocket.transport.peer import Peer, gather
+from hocket.transport.status import number_ranks
 
-__all__ = ["LATE_S", "patiently", "ranks_that_see", "require_folder", "require_shared"]
+__all__ = ["LATE_S", "leaders_of", "patiently", "ranks_that_see", "require_folder"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger("hocket")
 
 # Network file systems show others' files some seconds late.
 LATE_S = 5.0
@@ -51,32 +55,63 @@ def require_folder(path: Path) -> None:
 
     def look() -> None:
         if not _is_seen(path):
-            raise MissingFileError(
-                f"{path.absolute()}, which rank 0 has made, is not there: checkpoints lie on a disk that all ranks "
-                "share"
-            )
+            raise MissingFileError(f"{path.absolute()}, which rank 0 has made, is not there")
 
     patiently(look)
 
 
-def require_shared(peer: Peer, folder: Path) -> None:
-    """Check that all ranks see what rank 0 writes into a folder for checkpoints; collective.
+def leaders_of(peer: Peer, folder: Path) -> list[int]:
+    """Return for each rank the first rank that has the same folder for checkpoints; collective.
+
+    Rank 0 says in a line which ranks have folders of their own.
 
     Raises:
-        CheckpointError: on all ranks: some do not, or rank 0 cannot write there.
+        CheckpointError: on all ranks: one of them cannot write there.
     """
-    if peer.size == 1 or peer.threads.shares_process:
-        return
+    if peer.size == 1:
+        return [0]
     where, ranks = ranks_that_see(peer, folder)
-    blind = [
-        f"rank {rank} in {place} on {host}" for rank, (sees, host, place) in enumerate(ranks) if not sees
-    ]
-    if blind:
-        raise CheckpointError(
-            f"what rank 0 writes into {where} is not seen by {', '.join(blind[:3])}"
-            f"{f' and {len(blind) - 3} more' if len(blind) > 3 else ''} (looked for {LATE_S:g} s): a folder for "
-            "checkpoints lies on a disk that all ranks share"
+    blind = [rank for rank, (sees, _, _) in enumerate(ranks) if not sees]
+    if not blind:
+        return [0] * peer.size
+    leaders = _leaders_among(peer, folder, blind, [host for _, host, _ in ranks])
+    if peer.rank == 0:
+        each = [
+            f"{number_ranks([rank for rank, leader in enumerate(leaders) if leader == first])} on {ranks[first][1]}"
+            for first in sorted({*leaders} - {0})
+        ]
+        _log.warning(
+            "%s is not seen by %s: each host keeps its ranks' files there, and session.load fetches what one lacks "
+            "from the others",
+            where,
+            some(each),
         )
+    return leaders
+
+
+def _leaders_among(peer: Peer, folder: Path, blind: Sequence[int], hosts: Sequence[str]) -> list[int]:
+    """Return for each rank the first rank with the same folder, where some do not see rank 0's; collective."""
+    token = on_rank_0(peer, lambda: secrets.token_hex(8))
+    probes = {rank: folder / f".hocket-{token}-{rank}.unfinished" for rank in blind}
+    is_blind = peer.rank in probes
+    try:
+        collectively(peer, lambda: _write(probes[peer.rank])[0] if is_blind else None)
+        neighbours = [rank for rank in blind if hosts[rank] == hosts[peer.rank]] if is_blind else []
+        end_s = time.monotonic() + LATE_S
+        while not all(_is_seen(probes[rank]) for rank in neighbours) and time.monotonic() < end_s:
+            time.sleep(_LOOK_AT_FILES_EVERY_S)
+        own = min(rank for rank in blind if _is_seen(probes[rank])) if is_blind else 0
+        return gather(peer, own)
+    finally:
+        if is_blind:
+            _remove(probes[peer.rank])
+
+
+def _remove(probe: Path, made: Sequence[Path] = ()) -> None:
+    """Remove a probe, and the folders that were made for it."""
+    for remove in (probe.unlink, *(path.rmdir for path in made)):
+        with contextlib.suppress(OSError):
+            remove()
 
 
 def ranks_that_see(peer: Peer, folder: Path) -> tuple[str, list[tuple[bool, str, str]]]:
@@ -98,9 +133,7 @@ def ranks_that_see(peer: Peer, folder: Path) -> tuple[str, list[tuple[bool, str,
         gathered = gather(peer, [seen, socket.gethostname(), str(folder.absolute())])
     finally:
         if peer.rank == 0:
-            for remove in (probe.unlink, *(path.rmdir for path in made)):
-                with contextlib.suppress(OSError):
-                    remove()
+            _remove(probe, made)
     return where, [(sees, host, place) for sees, host, place in gathered]
 
 

@@ -33,10 +33,11 @@ def shared_folder(peer: Peer, folder: Path) -> Iterator[Finding]:
             blind.setdefault((host, place), []).append(rank)
     for (host, place), of_host in blind.items():
         whose = f"rank{'s' * (len(of_host) > 1)} {', '.join(map(str, of_host))}"
-        yield Finding.problem(
+        yield Finding.note(
             "folder",
-            f"{place} on {host} does not show what rank 0 writes into {where} ({whose} looked for {LATE_S:g} s): "
-            "name a folder on a disk that all hosts share",
+            f"{place} on {host} does not show what rank 0 writes into {where} ({whose} looked for {LATE_S:g} s): each "
+            "host keeps the checkpoints of its ranks, and session.load fetches what a host lacks; `hocket resume` "
+            "needs a disk that all hosts share",
         )
     if not blind:
         yield Finding.ok("folder", f"all {peer.size} ranks see what rank 0 writes into {where}")

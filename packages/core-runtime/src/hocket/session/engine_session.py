@@ -67,8 +67,9 @@ class EngineSession(ABC):
         counters: bytes sent and seconds waited so far.
         epochs: passes over `data`: the number that have ended, and the one under way.
         run_id: unique to this session; rank 0's is the one in checkpoints.
-        saved: the newest checkpoint that was saved, on rank 0.
+        saved: the newest checkpoint that was saved, on ranks that are the first with their folder.
         passed_over: the damaged checkpoints that the last load has passed over.
+        leaders: for a folder of checkpoints, the first rank that has the same folder as each rank.
         windows: the ranks' agreement on the batches between two steps; None where an engine has its own.
         streamed: the samples that travel between ranks; None where none do.
         save_point: the save of ranks that are asked to end; None unless the user wants it.
@@ -105,6 +106,7 @@ class EngineSession(ABC):
         self.run_id = secrets.token_hex(6)
         self.saved: Path | None = None
         self.passed_over: Sequence[Path] = ()
+        self.leaders: dict[Path, Sequence[int]] = {}
         self.windows: Windows | None = None
         self.streamed: StreamedSamples | None = None
         self.save_point: EndsOnRequest | None = None

@@ -12,7 +12,6 @@ from typing import Any, Literal, Self
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hocket.checkpoint.shared import require_shared
 from hocket.disk import naming
 from hocket.errors import CheckpointError, HocketError
 from hocket.loggers import Log, Logger
@@ -23,10 +22,9 @@ from hocket.session.api import Loss, StepResult, left_by
 from hocket.session.data.session_data import SessionData
 from hocket.session.engine_session import EngineSession
 from hocket.session.exchange.active import Counters
-from hocket.session.save.beside_training import BesideTraining, at_once
 from hocket.session.save.loading import Loading, Resumed
 from hocket.session.save.save_point import SavePoint
-from hocket.session.save.saving import begin_save
+from hocket.session.save.saving import look_at, save
 from hocket.session.script_run import ScriptRun
 
 __all__ = ["Session"]
@@ -263,7 +261,8 @@ class Session:
         any time leaves the checkpoints that were complete.
 
         Args:
-            folder: on a disk that all ranks share; made if it is not there.
+            folder: made if it is not there. On a disk that ranks do not share each host keeps its ranks' files, which
+                a line says at the first save, and `load` fetches what a host lacks.
             keep: number of complete checkpoints to keep, the newest; those with other files than Hocket's stay too. All
                 stay where None.
             blocking: whether training waits until all is written. Else the state is copied into host memory, as much
@@ -279,17 +278,8 @@ class Session:
                 of later steps, or another job writes into it; or gradients are being accumulated. What a thread
                 cannot write is raised on all ranks after a later step, or by the next save, `load` or `close`.
         """
-        inner = self.inner
-        inner.require("session.save", training=True)
-        if not blocking and inner.beside_training is None:
-            inner.beside_training = BesideTraining(self.peer)
-        copies = None if blocking or inner.beside_training is None else inner.beside_training.copies
-        with inner.trained_values():
-            path, acts = begin_save(inner, Path(folder), more, keep, copies)
-            if copies is None or inner.beside_training is None:
-                return at_once(self.peer, acts)
-        inner.beside_training.begin(acts, inner.step)
-        return path
+        self.inner.require("session.save", training=True)
+        return save(self.inner, Path(folder), more, keep=keep, blocking=blocking)
 
     def _finish_save(self, call: str) -> None:
         """Wait for a save beside training, if one is under way, for a call that begins; collective."""
@@ -312,13 +302,13 @@ class Session:
 
         Raises:
             HocketError: it was called before.
-            CheckpointError: on all ranks: some do not see what rank 0 writes into the folder, or it cannot be written.
+            CheckpointError: on all ranks: the folder cannot be written.
         """
         if self.inner.save_point is not None:
             raise HocketError(
                 "session.save_on_signal was called before: give it everything that is saved at once"
             )
-        require_shared(self.peer, Path(folder))
+        look_at(self.inner, Path(folder))
         self.inner.save_point = SavePoint(self.inner, lambda: self.save(folder, keep=keep, **more))
 
     def load(

@@ -96,14 +96,19 @@ class BesideTraining:
             CheckpointError: on every rank: it has failed.
         """
         while self._act is not None:
-            self._act.wait()
+            try:
+                self._act.wait()
+            except BaseException:  # of a rank that is not here any more
+                self.drop()
+                raise
             self._go_on(self._act, self._begun)
 
     def drop(self) -> None:
         """Leave a save under way as it is, incomplete: the other ranks may not be here."""
         acts, self._acts, self._act = self._acts, None, None
         if acts is not None:
-            acts.close()
+            with contextlib.suppress(OSError):
+                acts.close()
 
     def _go_on(self, act: OnThreads[Any], step: int) -> None:
         """Begin the next act with the results of one that has ended."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from hocket import randomness
 from hocket.checkpoint import folder as folders
-from hocket.checkpoint.collectively import collectively, of_ranks, on_rank_0
+from hocket.checkpoint.collectively import collectively, of_ranks
+from hocket.checkpoint.fetching import fetch, needed
 from hocket.checkpoint.files import StateFile
 from hocket.checkpoint.manifest import Manifest, rank_file
 from hocket.checkpoint.means import mean_of_section, why_no_mean
@@ -21,7 +22,8 @@ from hocket.errors import CheckpointError, DamagedError, MissingFileError, some
 from hocket.plain import Stateful
 from hocket.session.save.of_session import of_this_place, require_fit, require_run
 from hocket.session.save.replica_state import load_into
-from hocket.session.save.saving import versions
+from hocket.session.save.saving import look_at, versions
+from hocket.transport.peer import gather
 
 if TYPE_CHECKING:
     from hocket.session.engine_session import EngineSession
@@ -33,6 +35,9 @@ _log = logging.getLogger("hocket")
 #: What `session.load` may do where there is no complete checkpoint.
 _MISSING = ("error", "start")
 _BEGIN_THERE = "session.load(..., missing='start') begins at step 0 then; or name another folder"
+
+#: How often a rank may find that it lacks a file: its own, and then rank 0's, which its own refers to.
+_FETCHES = 3
 
 
 @dataclass(frozen=True)
@@ -69,31 +74,58 @@ class Loading:
     def load(self, missing: str) -> Resumed:
         """Carry out `session.load`."""
         session, peer = self._session, self._peer
-        found = on_rank_0(peer, lambda: self._find(missing))
-        if found is None:
-            return Resumed(None, session.step, session.epochs.ended, exact=True)
         passed: list[tuple[Path, str]] = []
-        for path in map(Path, found):
+        for path in self._find(missing):
             with contextlib.ExitStack() as stack:
                 files: list[StateFile] = []
                 damage = self._open(path, files, stack)
                 if damage:
                     passed.append((path, damage))
                     continue
-                exact = self._go_on_from(path, files)
+                manifest = Manifest.read(path, ())
+                exact = self._go_on_from(manifest, files)
                 session.passed_over = [damaged for damaged, _ in passed]
                 if peer.rank == 0:
                     for damaged, why in passed:
                         _log.warning("%s is passed over: %s", damaged, why)
-                    self._warn_of_changes(path, Manifest.read(path), files)
+                    self._warn_of_changes(path, manifest, files)
             return Resumed(path, session.step, session.epochs.ended, exact)
+        if not passed:
+            return Resumed(None, session.step, session.epochs.ended, exact=True)
         others = f", {some([path.name for path, _ in passed[1:]])}" if passed[1:] else ""
         raise DamagedError(
             f"{passed[0][1]}; no other is whole{others}: put the files back, or begin anew in another folder"
         )
 
+    def _find(self, missing: str) -> list[Path]:
+        """Return the directories to load, the newest first; none if there is none and the session is to begin.
+
+        They are those of all hosts: a folder that some ranks share may have been lost, or lack the newest.
+        """
+        if missing not in _MISSING:
+            raise CheckpointError(
+                f"session.load: missing is {missing!r}; allowed: {', '.join(map(repr, _MISSING))}"
+            )
+        why = ""
+        names: list[str] = []
+        try:
+            found = folders.newest_first(self._folder, _BEGIN_THERE)
+            names = ["" if path == self._folder else path.name for path in found]
+        except CheckpointError as error:
+            why = str(error)
+        seen = gather(self._peer, [names, why])
+        every = {name for of_rank, _ in seen for name in of_rank}
+        if not every and missing == "error":
+            raise CheckpointError("\n".join(of_ranks([of_rank for _, of_rank in seen])))
+        if not every and self._peer.rank == 0:
+            _warn_of_incomplete(self._folder)
+        paths = [self._folder / name for name in every]
+        return paths if "" in every else sorted(paths, key=folders.order, reverse=True)
+
     def _open(self, path: Path, files: list[StateFile], stack: contextlib.ExitStack) -> str:
         """Open a checkpoint's files, and check that they are whole and fit this session.
+
+        What this rank's folder lacks is fetched from ranks that have it.
 
         Args:
             path: the checkpoint.
@@ -104,41 +136,53 @@ class Loading:
             A description of the damage; empty for none.
 
         Raises:
-            CheckpointError: it is of another session, or some ranks do not see the files that rank 0 sees.
+            CheckpointError: it is of another session, or what is fetched cannot be written.
         """
-        peer = self._peer
+        session, peer = self._session, self._peer
+
+        def check() -> tuple[str, bool]:
+            try:
+                self._check(path, files, stack)
+            except DamagedError as error:
+                return str(error), isinstance(error, MissingFileError)
+            return "", False
+
+        for _ in range(_FETCHES):
+            checked = collectively(peer, check)
+            damage = "; ".join(of_ranks([why for why, _ in checked]))
+            if not damage or not all(is_missing for why, is_missing in checked if why):
+                return damage
+            nowhere = fetch(peer, session.control, path, lambda: look_at(session, path.parent))
+            if nowhere:
+                return nowhere
+        return damage
+
+    def _check(self, path: Path, files: list[StateFile], stack: contextlib.ExitStack) -> None:
+        """Open the files that this rank reads, and check them."""
+        session, peer = self._session, self._peer
 
         @cache
         def first() -> StateFile:
             return stack.enter_context(StateFile(path / rank_file(0)))
 
-        def check() -> tuple[str, bool]:
-            try:
-                manifest = patiently(lambda: Manifest.read(path))
-                ranks = [peer.rank] if manifest.ranks == peer.size else range(manifest.ranks)
-                opened = [stack.enter_context(StateFile(path / rank_file(rank), first)) for rank in ranks]
-                for file in opened:
-                    require_run(manifest, file)
-                files.extend(of_this_place(self._session, opened))
-                require_fit(self._session, manifest, files[0], self._more)
-                # Of several ranks' files each of these ranks reads its share.
-                column = self._session.island.column
-                for file in files if len(files) == 1 else files[column.rank :: column.size]:
-                    file.check_content(manifest.checksums[file.path.name])
-            except DamagedError as error:
-                return str(error), isinstance(error, MissingFileError)
-            return "", False
+        def manifest_and_files() -> Manifest:
+            return Manifest.read(path, needed(Manifest.read(path, ()), path, peer.rank, peer.size))
 
-        checked = collectively(peer, check)
-        damage = of_ranks([why for why, _ in checked])
-        if damage and not checked[0][0] and all(is_missing for why, is_missing in checked if why):
-            raise MissingFileError("\n".join(damage))  # of another disk than rank 0's
-        return "; ".join(damage)
+        manifest = patiently(manifest_and_files)
+        ranks = [peer.rank] if manifest.ranks == peer.size else range(manifest.ranks)
+        opened = [stack.enter_context(StateFile(path / rank_file(rank), first)) for rank in ranks]
+        for file in opened:
+            require_run(manifest, file)
+        files[:] = of_this_place(session, opened)
+        require_fit(session, manifest, files[0], self._more)
+        # Of several ranks' files each of these ranks reads its share.
+        column = session.island.column
+        for file in files if len(files) == 1 else files[column.rank :: column.size]:
+            file.check_content(manifest.checksums[file.path.name])
 
-    def _go_on_from(self, path: Path, files: Sequence[StateFile]) -> bool:
+    def _go_on_from(self, manifest: Manifest, files: Sequence[StateFile]) -> bool:
         """Continue from a checkpoint; return whether each rank has its own state, not the mean."""
         session, peer = self._session, self._peer
-        manifest = Manifest.read(path)
         exact = manifest.ranks == peer.size
         session.enter_phase_of(manifest.step)
         if exact:
@@ -147,20 +191,6 @@ class Loading:
         else:
             collectively(peer, lambda: self._load_mean(files))
         return exact
-
-    def _find(self, missing: str) -> list[str] | None:
-        """Return the directories to load, the newest first; None if there is none and the session is to begin."""
-        if missing not in _MISSING:
-            raise CheckpointError(
-                f"session.load: missing is {missing!r}; allowed: {', '.join(map(repr, _MISSING))}"
-            )
-        try:
-            return list(map(str, folders.newest_first(self._folder, _BEGIN_THERE)))
-        except CheckpointError:
-            if missing == "error":
-                raise
-        _warn_of_incomplete(self._folder)
-        return None
 
     def _load_own(self, file: StateFile) -> None:
         """Load this rank's own state."""
@@ -217,4 +247,3 @@ class Loading:
 def _warn_of_incomplete(folder: Path) -> None:
     for left in folders.incomplete(folder):
         _log.warning("%s is incomplete, as a save or a copy was cut off: it is left out", left)
-

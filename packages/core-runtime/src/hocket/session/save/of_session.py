@@ -35,9 +35,7 @@ def of_this_place(session: EngineSession, files: Sequence[StateFile]) -> Sequenc
             )
     found = [file for file, (saved_place, _) in zip(files, saved, strict=True) if saved_place == place]
     if not found:
-        raise CheckpointError(
-            f"{files[0].path}: of another place in its island than this rank's, {place}"
-        )
+        raise CheckpointError(f"{files[0].path}: of another place in its island than this rank's, {place}")
     return found
 
 
@@ -49,9 +47,7 @@ def require_fit(
     if manifest.ranks == session.size:
         _compare(f"{where}: strategy", flattened(session.describe()), flattened(manifest.strategy))
     _compare(f"{where}: optimizer", {"": session.optimizers.kind}, {"": manifest.optimizer})
-    expected = {
-        name: describe(tensor) for name, tensor in flatten({"model": session.tensors()})[1].items()
-    }
+    expected = {name: describe(tensor) for name, tensor in flatten({"model": session.tensors()})[1].items()}
     found = {name: file.describe(name) for name in file.names("model")}
     if session.places_buffers:
         passing = {*not_persistent(session.model), *file.read("modules")["not_persistent"]}
@@ -64,12 +60,8 @@ def require_fit(
         also="" if same else f", on {manifest.ranks} ranks instead of {session.size}",
     )
     if more.keys() != set(file.keys("more")):
-        saved, given = (
-            ", ".join(sorted(names)) or "nothing" for names in (file.keys("more"), more)
-        )
-        raise CheckpointError(
-            f"{where} holds, beside model and optimizer, {saved}; session.load got {given}"
-        )
+        saved, given = (", ".join(sorted(names)) or "nothing" for names in (file.keys("more"), more))
+        raise CheckpointError(f"{where} holds, beside model and optimizer, {saved}; session.load got {given}")
 
 
 def _islands(size: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,64 +14,75 @@ from torch import Tensor
 
 from hocket import randomness
 from hocket.checkpoint import folder as folders
-from hocket.checkpoint.collectively import collectively, on_rank_0
-from hocket.checkpoint.files import LEFT, Prepared, Written, prepare, write_prepared
+from hocket.checkpoint.collectively import collectively, on_ranks
+from hocket.checkpoint.files import LEFT, Prepared, prepare, write_prepared
 from hocket.checkpoint.host_copies import HostCopies
 from hocket.checkpoint.manifest import Manifest, rank_file
-from hocket.checkpoint.shared import patiently, require_folder
+from hocket.checkpoint.shared import leaders_of, patiently, require_folder
 from hocket.checkpoint.subclasses import is_composite
 from hocket.errors import CheckpointError, HocketError
 from hocket.plain import Stateful
 from hocket.plugin import CORE, default_registry
 from hocket.session.exchange.checksums import compare
-from hocket.session.save.beside_training import Acts
+from hocket.session.save.beside_training import Acts, BesideTraining, at_once
 
 if TYPE_CHECKING:
     from hocket.session.engine_session import EngineSession
 
-__all__ = ["begin_save", "place_of", "versions"]
+__all__ = ["look_at", "place_of", "save", "versions"]
 
 
-def begin_save(
+def save(
     session: EngineSession,
     folder: Path,
     more: Mapping[str, Stateful],
+    *,
     keep: int | None,
-    copies: HostCopies | None = None,
+    blocking: bool,
+) -> Path:
+    """Carry out `session.save`."""
+    with session.trained_values():
+        path, acts = _begin(session, folder, more, keep, blocking=blocking)
+        if blocking or session.beside_training is None:
+            return at_once(session.peer, acts)
+    session.beside_training.begin(acts, session.step)
+    return path
+
+
+def _begin(
+    session: EngineSession, folder: Path, more: Mapping[str, Stateful], keep: int | None, *, blocking: bool
 ) -> tuple[Path, Acts]:
     """Begin a save after the present step; collective.
-
-    Args:
-        session: the session to save.
-        folder: of checkpoints.
-        more: other objects with `state_dict` and `load_state_dict`, by name.
-        keep: number of complete checkpoints to keep; None for all.
-        copies: memory for copies of the state, so that training may go on; None to write the state itself.
 
     Returns:
         The checkpoint's directory once it is complete, and the acts that are left.
     """
     peer = session.peer
     session.end_step_to_save()
-    _require_one_step(session)
+    run, is_known = _agree(session, folder)
     if session.beside_training is not None:
         session.beside_training.finish()
+    elif not blocking:
+        session.beside_training = BesideTraining(peer)
     session.compare_replicas("session.save")
-    with contextlib.ExitStack() as stack:  # locks that rank 0 holds meanwhile
+    leaders = session.leaders[folder] if is_known else look_at(session, folder)
+    with contextlib.ExitStack() as stack:  # locks that leaders hold meanwhile
 
-        def begin() -> tuple[str, str, str]:
+        def begin() -> tuple[str, int]:
             path = stack.enter_context(
-                folders.begin(folder, session.step, session.run_id, session.saved, session.passed_over)
+                folders.begin(folder, session.step, run, session.saved, session.passed_over)
             )
             session.passed_over = ()
-            return path.name, folders.final_path(path).name, session.run_id
+            return path.name, folders.next_number(path)
 
-        name, final_name, run = on_rank_0(peer, begin)
-        path = folder / name
+        begun = on_ranks(peer, sorted({*leaders}), begin)
+        path, number = folder / begun[0][0], max(number for _, number in begun)
         collectively(peer, lambda: require_folder(path))
+        copies = None if blocking or session.beside_training is None else session.beside_training.copies
         content = _content(session, more, run, copies)
-        manifest = _manifest(session, run)
-        return folder / final_name, _acts(session, path, manifest, content, keep, stack.pop_all())
+        held = [rank_file(rank) for rank, leader in enumerate(leaders) if leader == peer.rank]
+        acts = _acts(session, path, number, held, _manifest(session, run), content, keep, stack.pop_all())
+        return folders.final_path(path, number), acts
 
 
 def _content(
@@ -103,6 +115,8 @@ def _content(
 def _acts(
     session: EngineSession,
     path: Path,
+    number: int,
+    held: Sequence[str],
     manifest: Manifest,
     content: Callable[[], Prepared],
     keep: int | None,
@@ -113,6 +127,8 @@ def _acts(
     Args:
         session: the session.
         path: the checkpoint's directory meanwhile.
+        number: the least number in its final name.
+        held: the files in this folder, if this rank is the first that has it; else none.
         manifest: the manifest, without files.
         content: returns the content of this rank's file.
         keep: number of complete checkpoints to keep; None for all.
@@ -120,34 +136,49 @@ def _acts(
     """
     rank = session.peer.rank
     with begun:
-        written = yield lambda: write_prepared(path / rank_file(rank), content())
-
-        def complete() -> None:
-            if rank == 0:
-                whole = _with_files(manifest, [Written(*each) for each in written])
-                patiently(lambda: whole.write(path))
-
-        yield complete
+        written = yield lambda: [*write_prepared(path / rank_file(rank), content()), socket.gethostname()]
+        whole = _with_files(manifest, written)
+        yield lambda: patiently(lambda: whole.write(path, held)) if held else None
 
         def finish() -> str | None:
-            if rank != 0:
+            if not held:
                 return None
-            session.saved = folders.finish(path)
-            if keep is not None:
-                folders.keep_newest(path.parent, keep, manifest.run)
-            begun.close()  # before any rank goes on
+            session.saved = folders.finish(path, number)
             return session.saved.name
 
         names = yield finish
+
+        def clean_up() -> None:  # once the checkpoint is complete on all hosts
+            if held and keep is not None:
+                folders.keep_newest(path.parent, keep, manifest.run)
+            begun.close()  # before any rank goes on
+
+        yield clean_up
         return path.parent / names[0]
 
 
-def _require_one_step(session: EngineSession) -> None:
-    """Refuse a save of ranks at different steps; collective."""
-    steps = session.gathered(session.step, "session.save")
+def look_at(session: EngineSession, folder: Path) -> Sequence[int]:
+    """Find out for each rank which is the first that has the same folder for checkpoints; collective.
+
+    Raises:
+        CheckpointError: on all ranks: one of them cannot write there.
+    """
+    session.leaders[folder] = leaders_of(session.peer, folder)
+    return session.leaders[folder]
+
+
+def _agree(session: EngineSession, folder: Path) -> tuple[str, bool]:
+    """Refuse a save of ranks at different steps; collective.
+
+    Returns:
+        Rank 0's run, which is the checkpoint's; and whether all ranks know who has the same folder.
+    """
+    gathered = session.gathered([session.step, session.run_id, folder in session.leaders], "session.save")
+    steps = [step for step, _, _ in gathered]
     if any(of_rank != session.step for of_rank in steps):
         each = ", ".join(f"{of_rank} on rank {rank}" for rank, of_rank in enumerate(steps))
         raise CheckpointError(f"the ranks save different steps: {each}. All ranks save after the same step")
+    return gathered[0][1], all(knows for _, _, knows in gathered)
 
 
 def place_of(session: EngineSession) -> list[int]:
@@ -218,15 +249,15 @@ def _manifest(session: EngineSession, run: str) -> Manifest:
         versions=versions(),
         files={},
         checksums={},
+        hosts={},
     )
 
 
-def _with_files(manifest: Manifest, written: Sequence[Written]) -> Manifest:
-    return replace(
-        manifest,
-        files={rank_file(rank): each.size for rank, each in enumerate(written)},
-        checksums={rank_file(rank): each.checksum for rank, each in enumerate(written)},
-    )
+def _with_files(manifest: Manifest, written: Sequence[tuple[int, int, str]]) -> Manifest:
+    """Return a manifest with each rank's file: its size, its checksum, and the host that wrote it."""
+    names = [rank_file(rank) for rank in range(len(written))]
+    sizes, checksums, hosts = (dict(zip(names, each, strict=True)) for each in zip(*written, strict=True))
+    return replace(manifest, files=sizes, checksums=checksums, hosts=hosts)
 
 
 def versions() -> dict[str, str]:
