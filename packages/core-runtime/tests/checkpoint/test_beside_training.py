@@ -17,7 +17,7 @@ from training import Training, on_ranks
 
 import hocket
 from hocket.checkpoint import folder as folders
-from hocket.checkpoint.files import StateFile
+from hocket.checkpoint.files import StateFile, write_prepared
 from hocket.checkpoint.host_copies import HostCopies
 from hocket.checkpoint.manifest import rank_file
 from hocket.errors import CheckpointError
@@ -51,7 +51,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     made = Gate()
-    monkeypatch.setattr(saving, "write_prepared", made.passing(saving.write_prepared))
+    monkeypatch.setattr(saving, "write_prepared", made.passing(write_prepared))
     return made
 
 
@@ -144,6 +144,7 @@ def test_the_second_save_waits_and_takes_the_same_memory(gate: Gate, tmp_path: P
                 gate.open()
             assert len(places) == 1
             size = (tmp_path / "step-00000002" / rank_file(session.rank)).stat().st_size
+            assert beside is not None
             assert 0 < beside.copies.nbytes < size
         assert [path.name for path in folders.complete(tmp_path)] == ["step-00000002", "step-00000003"]
 

@@ -309,7 +309,9 @@ class Session:
                 "session.save_on_signal was called before: give it everything that is saved at once"
             )
         look_at(self.inner, Path(folder))
-        self.inner.save_point = SavePoint(self.inner, lambda: self.save(folder, keep=keep, **more))
+        self.inner.save_point = SavePoint(
+            self.inner, lambda: self.save(folder, keep=keep, blocking=True, **more)
+        )
 
     def load(
         self,

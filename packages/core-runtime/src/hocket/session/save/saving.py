@@ -154,7 +154,8 @@ def _acts(
             begun.close()  # before any rank goes on
 
         yield clean_up
-        return path.parent / names[0]
+        name: str = names[0]
+        return path.parent / name
 
 
 def look_at(session: EngineSession, folder: Path) -> Sequence[int]:
