@@ -1,4 +1,4 @@
-"""The loading of a session from a checkpoint: its own state on each rank, or the mean of another number of ranks."""
+"""The loading of a session from a checkpoint: each rank's own state, or the mean of another number of ranks."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _begin(
         return folders.final_path(path, number), acts
 
 
-def _content(
+    """Return a function that gives the content of this rank's file: the state itself, or a copy made now."""
     session: EngineSession, more: Mapping[str, Stateful], run: str, copies: HostCopies | None
 ) -> Callable[[], Prepared]:
     """Return what gives the content of this rank's file: of the state as it is then, or a copy as it is now."""
