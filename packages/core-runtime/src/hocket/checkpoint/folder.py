@@ -149,8 +149,8 @@ def _refuse_others(folder: Path, step: int, last: Path | None) -> None:
         )
 
 
+def next_number(path: Path) -> int:
     """Return the number in the name of the next complete checkpoint of a step; 0 stands for none.
-    """Return the number in the name of the next complete checkpoint of a step; 0 for the first, which has none.
 
     Args:
         path: the directory that `begin` made.

@@ -85,10 +85,10 @@ def _begin(
         return folders.final_path(path, number), acts
 
 
-    """Return a function that gives the content of this rank's file: the state itself, or a copy made now."""
+def _content(
     session: EngineSession, more: Mapping[str, Stateful], run: str, copies: HostCopies | None
 ) -> Callable[[], Prepared]:
-    """Return what gives the content of this rank's file: of the state as it is then, or a copy as it is now."""
+    """Return a function that gives the content of this rank's file: the state itself, or a copy made now."""
     left = _left_to_rank_0(session)
 
     def as_it_is() -> Prepared:
