@@ -253,7 +253,7 @@ def test_a_line_names_each_host_that_does_not_see_the_folder(
         assert found[0] == [Finding.ok("folder", found[0][0].text)]
         assert "all 3 ranks see" in found[0][0].text
     for rank, finding in zip(blind, found[0], strict=False):
-        assert finding.verdict is Verdict.PROBLEM
+        assert finding.verdict is Verdict.NOTE
         assert finding.text.startswith(f"{folders[rank]} on {socket.gethostname()} does not show")
         assert f"rank {rank} looked" in finding.text
     assert len(found[0]) == max(1, len(blind))
@@ -289,8 +289,8 @@ def test_ranks_of_a_launcher_look_for_what_rank_0_writes(tmp_path: Path) -> None
         for rank in range(2)
     ]
     (out, err), other = [rank.communicate(timeout=100) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, 0], err
+    assert [rank.returncode for rank in ranks] == [0, 0], err
     assert other == ("", "")
     [line] = [line for line in out.splitlines() if line.split()[1:2] == ["folder"]]
-    assert line.startswith("problem")
+    assert line.startswith("note")
     assert f"{tmp_path / '1' / 'runs'} on {socket.gethostname()} does not show" in line
