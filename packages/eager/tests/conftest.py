@@ -11,7 +11,7 @@ import pytest
 from hocket.testing.job import Job
 
 
-@pytest.fixture(scope="session", params=[2, 5])
+@pytest.fixture(scope="session", params=[pytest.param(2, marks=pytest.mark.full), 5])
 def job(request: pytest.FixtureRequest) -> Iterator[tuple[int, Job]]:
     """Start ranks under mpiexec; yield their number and them."""
     if find_spec("mpi4py") is None:

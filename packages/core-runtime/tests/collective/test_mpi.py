@@ -26,7 +26,7 @@ SHAPES = [
 LARGE = Shape(1, 600_000, 1, "float32")
 
 
-@pytest.fixture(scope="module", params=[3, 4])
+@pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.full)])
 def job(request: pytest.FixtureRequest) -> Iterator[tuple[int, Job]]:
     job = Job(request.param)
     yield request.param, job

@@ -268,7 +268,7 @@ def test_what_does_not_select_is_refused_and_auto_gathers_it(compressor: Any) ->
 @pytest.mark.parametrize(
     ("transport", "ranks"),
     [
-        pytest.param("mpi", 2, marks=MPI),
+        pytest.param("mpi", 2, marks=[*MPI, pytest.mark.full]),
         pytest.param("mpi", 4, marks=MPI),
         ("torch", 2),
     ],

@@ -46,7 +46,7 @@ SUMS = [
 GOSSIP = ["dpsgd", "sgp", "overlap_sgp", "local"]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
+@pytest.fixture(scope="module", params=[*(pytest.param(each, marks=pytest.mark.full) for each in (1, 2)), 4])
 def job(request: pytest.FixtureRequest) -> Iterator[Job]:
     """Ranks over transport torch."""
     with closing(Job(request.param, HERE, "torch")) as job:

@@ -23,7 +23,7 @@ FAULTS = {"seed": 5, "delay_s": [0.0, 0.003], "reorder": 0.5}
 
 
 class TestMPI(ConformanceInJobs):
-    sizes = (2, 3)
+    sizes = (pytest.param(2, marks=pytest.mark.full), 3)
 
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
         return super().run(size, carry_out_with_faults, FAULTS, body.__module__, body.__name__, *args)

@@ -17,13 +17,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from hocket.checkpoint.tree import JSON
 from hocket.training.startup import defer_dynamo
 from hocket.transport.job_folder import job_folder, shared_job_folder
 from hocket.transport.mpiexec import find_mpiexec
 from hocket.transport.peer import Peer, gather
+
+if TYPE_CHECKING:
+    from hocket.checkpoint.tree import JSON  # which imports torch: ranks of a transport's tests need none
 
 __all__ = ["Job"]
 
