@@ -18,7 +18,10 @@ from islands.cases import CASES, WIDE, full, make, run_whole
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import hocket
+from hocket.checkpoint.model_files import open_model
 from hocket.plan.plan import plan
+from hocket.session.save.model_state import load_model
+from hocket.session.save.saved_model import open_checkpoint
 from hocket.transport.network import NetworkModel
 
 RANKS = Path(__file__).parent / "islands" / "ranks.py"
@@ -115,6 +118,8 @@ def test_islands_as_jobs_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_checkpoints(tmp_path: Path) -> None:
     """Ranks compare runs with such as were never stopped; here the replicas' mean is compared with what holds it."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/notes.txt").touch()
     started(tmp_path, "saved", 4)
     mean = torch.load(tmp_path / "mean.pt", weights_only=True)
     started(tmp_path, "saved", 2)
@@ -124,6 +129,27 @@ def test_checkpoints(tmp_path: Path) -> None:
     load(state, checkpoint_id=tmp_path / "torch", no_dist=True)
     whole.load_state_dict(state["model"])
     assert apart(full(whole), mean) == 0
+    assert apart(torch.load(tmp_path / "read.pt", weights_only=True), mean) == 0
+    given = model_of(tmp_path / "dcp", CASES["sgd"])
+    assert apart(given, mean) == 0
+    assert len(list((tmp_path / "whole").glob("*.safetensors"))) > 1
+    assert apart(model_of(tmp_path / "whole", CASES["sgd"]), mean) == 0
+    replicas = [model_of(tmp_path / f"replicas/replica-{number:04d}", CASES["sgd"]) for number in range(2)]
+    assert apart(replicas[0], mean) > 1e-3
+    halves = {name: (replicas[0][name] + replicas[1][name]) / 2 for name in mean}
+    assert apart(halves, mean) <= 1e-12
+    [checkpoint] = (tmp_path / "dpsgd").glob("step-*")
+    with open_checkpoint(checkpoint) as saved:
+        load_model(whole, saved.tensors, "the checkpoint")
+    assert apart(full(whole), mean) <= 1e-12
+
+
+def model_of(folder: Path, case: Any) -> dict[str, torch.Tensor]:
+    """Return the parameters of an export, read into a whole model."""
+    model = make(case, 1)
+    with open_model(folder) as tensors:
+        load_model(model, tensors, str(folder))
+    return full(model)
 
 
 @pytest.mark.parametrize(

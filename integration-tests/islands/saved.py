@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed, nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
@@ -39,6 +43,12 @@ def main(folder: Path, names: list[str]) -> None:
         came_to = full(model)
         if session.is_main:
             torch.save(came_to, folder / "resumed.pt")
+        given = {"model": get_model_state_dict(model)}
+        load(given, checkpoint_id=folder / "dcp")
+        set_model_state_dict(model, given["model"])
+        came_to = full(model)
+        if session.is_main:
+            torch.save(came_to, folder / "read.pt")
         session.close()
         return
     for name, strategy in STRATEGIES.items():
@@ -87,6 +97,18 @@ def goes_on(folder: Path, mesh: Any, strategy: list[str], optimizer: str) -> Non
     assert all(torch.equal(given[name], expected[name]) for name in expected), folder.name
 
 
+@contextmanager
+def warned() -> Iterator[list[str]]:
+    """Collect the warnings of replicas that are mixed."""
+    texts: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    handler.addFilter(lambda record: "mix them" in record.getMessage())
+    logging.getLogger("hocket").addHandler(handler)
+    yield texts
+    logging.getLogger("hocket").removeHandler(handler)
+
+
 def leaves(folder: Path, mesh: Any) -> None:
     """Save replicas that differ, for another number of islands, and their mean in torch's format."""
     model, session = begun(mesh, ["dpsgd"], "sgd")
@@ -94,9 +116,20 @@ def leaves(folder: Path, mesh: Any) -> None:
         for parameter in model.parameters():
             parameter.add_(0.01 * (distributed.get_rank() // 2))  # an island's own
     session.save(folder / "dpsgd")
-    with session.consensus():
+    with warned() as warnings_given, session.consensus():
         mean = full(model)
         save({"model": get_model_state_dict(model)}, checkpoint_id=folder / "torch")
+    assert not warnings_given
+    with warned() as warnings_given:
+        save({"model": get_model_state_dict(model)}, checkpoint_id=folder / "mixed")
+    assert len(warnings_given) == (session.rank == 2), warnings_given
+    session.export(folder / "dcp", "dcp")
+    session.export(folder / "whole", max_shard_bytes=2000)
+    session.export(folder / "replicas", replica=True)
+    with pytest.raises(CheckpointError, match="and these hold several replicas"):
+        session.export(folder / "no", "dcp", replica=True)
+    with pytest.raises(CheckpointError, match=r"holds notes\.txt, which Hocket has not written"):
+        session.export(folder / "theirs")
     if session.is_main:
         torch.save(mean, folder / "mean.pt")
     session.close()

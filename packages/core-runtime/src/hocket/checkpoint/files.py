@@ -24,18 +24,21 @@ from hocket.errors import CheckpointError, DamagedError, MissingFileError
 from hocket.plain import Tree, TreeView
 
 __all__ = [
+    "CODES",
     "LEFT",
     "Prepared",
     "StateFile",
     "Written",
     "describe",
+    "in_order",
     "prepare",
     "write_prepared",
     "write_state",
     "write_tensors",
 ]
 
-_CODES = {
+#: The name of each dtype that a file can hold.
+CODES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
     torch.int8: "I8",
@@ -53,7 +56,7 @@ _CODES = {
     torch.float64: "F64",
 }
 
-_DTYPES = {code: str(dtype).removeprefix("torch.") for dtype, code in _CODES.items()}
+_DTYPES = {code: str(dtype).removeprefix("torch.") for dtype, code in CODES.items()}
 
 #: The section with the names of tensors that are equal on all ranks, and in rank 0's file alone.
 LEFT = "left"
@@ -128,7 +131,7 @@ def prepare(state: TreeView, run: str = "") -> Prepared:
         metadata = {_STRUCTURE: json.dumps(structure), _RUN: run}
     except (RecursionError, ValueError) as error:
         raise CheckpointError(f"the state cannot be written as JSON: {error}") from error
-    ordered = _ordered(tensors)
+    ordered = in_order(tensors)
     header = _header(ordered, metadata)
     if len(header) > _MOST_HEADER_BYTES:
         raise CheckpointError(_too_long(len(header), structure))
@@ -157,23 +160,30 @@ def write_prepared(path: Path, prepared: Prepared) -> Written:
         return Written(size, checksum)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors by name into a file, durably; copies at most one at a time.
+def write_tensors(
+    path: Path,
+    forms: Mapping[str, Tensor],
+    value: Callable[[str], Tensor],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write tensors by name into a file, durably; at most one of them is copied at a time.
 
     Args:
         path: the file, replaced if it exists.
-        tensors: tensors of any shape and device.
+        forms: tensors of the dtypes and shapes to be written, by name.
+        value: returns a tensor by name; called once for each, in the order of `in_order`.
+        metadata: texts by name, in the header.
 
     Raises:
         CheckpointError: a tensor of a dtype that cannot be saved.
         OSError: the file cannot be written.
     """
-    ordered = _ordered(tensors)
-    write_durably(path, lambda file: _write(file, _header(ordered, {}), ordered.values()))
+    header = _header(in_order(forms), metadata or {})
+    write_durably(path, lambda file: _write(file, header, map(value, in_order(forms))))
 
 
-def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # Larger elements first: so each tensor lies at a multiple of its element's size.
+def in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors in the order in which a file has them: so each lies at a multiple of its element's size."""
     return dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
 
 
@@ -182,11 +192,11 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
     end = 0
     for name in tensors:
         value = tensors[name]
-        if value.dtype not in _CODES:
+        if value.dtype not in CODES:
             raise CheckpointError(f"{name} is of {value.dtype}, which no checkpoint can hold")
         start, end = end, end + value.numel() * value.element_size()
         header[name] = {
-            "dtype": _CODES[value.dtype],
+            "dtype": CODES[value.dtype],
             "shape": list(value.shape),
             "data_offsets": [start, end],
         }

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from hocket.task.api import Task
+from pathlib import Path
+
+from hocket.task.api import Task, TaskData
 from hocket.training.run import RunConfig, build_engine, build_task
 
-__all__ = ["check_run"]
+__all__ = ["check_run", "checked_data"]
+
+
+def checked_data(run: RunConfig, resume: bool) -> TaskData:
+    """Check a run as `check_run` does, and the model that it begins with unless it goes on; return its task's data.
+
+    Raises:
+        CheckpointError: there is no model to begin with.
+    """
+    from hocket.checkpoint.model_files import open_model
+
+    if run.start_from is not None and not resume:
+        with open_model(Path(run.start_from)):
+            pass
+    return check_run(run).data(run.seed)
 
 
 def check_run(run: RunConfig) -> Task:

@@ -50,6 +50,7 @@ _log = logging.getLogger("hocket")
 #: The settings that a resumed run shares with the interrupted one; the checkpoint knows the strategy.
 _FIXED = (
     "task",
+    "start_from",
     "optimizer",
     "schedulers",
     "accumulate",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -13,8 +14,10 @@ import click
 from hocket import __version__
 from hocket.cli.click_parts import Folder
 from hocket.cli.completion import complete_overrides, complete_recipes
+from hocket.cli.export_options import export
 from hocket.cli.mistakes import mistakes_reported
 from hocket.cli.network_options import model_asked, network_options, network_overrides
+from hocket.cli.new_options import new
 from hocket.cli.rank_options import island_option, island_overrides, rank_options, ranks_option
 from hocket.cli.recommending import recommend_options
 from hocket.cli.run_options import RunOptions, run_options
@@ -46,6 +49,12 @@ def cli() -> None:
     type=Folder(path_type=Path, file_okay=False),
     help="Folder for the results; default: runs/NAME-TIME.",
 )
+@click.option(
+    "--from",
+    "start_from",
+    type=Folder(path_type=Path),
+    help="Begin with this model: an export, a safetensors file, or a Hugging Face folder.",
+)
 @click.option("--resume", is_flag=True, help="Continue the run in the folder --out, as `hocket resume` does.")
 @click.option(
     "--overwrite", is_flag=True, help="Replace an earlier run's results and checkpoints in the folder --out."
@@ -58,6 +67,7 @@ def run(
     out: Path | None,
     resume: bool,
     overwrite: bool,
+    start_from: Path | None,
     options: RunOptions,
 ) -> None:
     """Train a task, configured by a recipe's name or a YAML file.
@@ -71,8 +81,11 @@ def run(
     hocket run periodic_average strategy.parameters.0.every=4 task=fashion_mnist -n 2
     hocket run sgd 'optimizer={name: muon, rest: adamw}' accumulate=4 clip_grad_norm=1
     hocket run sgd checkpoint.every=100 --out runs/mine; hocket resume runs/mine
+    hocket run diloco --from runs/mine -n 4
     hocket run agd -n 4 epochs=2 --print-config > mine.yaml; hocket run mine.yaml --dry-run
     """
+    if start_from is not None:
+        overrides = (*overrides, f"start_from={json.dumps(str(start_from))}")
     from hocket.cli.running import run_command
 
     sys.exit(run_command(target, overrides, wanted, out, options, resume, overwrite))
@@ -336,30 +349,8 @@ def bench(name: str | None, arguments: tuple[str, ...]) -> None:
     bench_command(name, arguments)
 
 
-@cli.group()
-def new() -> None:
-    """Create files to start from."""
-
-
-@new.command("plugin")
-@click.argument("name")
-@click.option(
-    "--into",
-    type=Folder(path_type=Path, file_okay=False),
-    default=Path(),
-    help="Folder in which to create hocket-NAME; default: this one.",
-)
-def new_plugin(name: str, into: Path) -> None:
-    """Create a plugin's package, with tests that pass.
-
-    It has a topology, a compressor, a collective, and a recipe for each.
-
-    \b
-    hocket new plugin mine
-    """
-    from hocket.cli.new import new_plugin_command
-
-    new_plugin_command(name, into)
+cli.add_command(export)
+cli.add_command(new)
 
 
 @cli.command()

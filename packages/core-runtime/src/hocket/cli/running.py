@@ -183,7 +183,7 @@ def _carry_out(
     with named_folder(out, run, make=not options.dry_run) as folder:
         announce = partial(_announce, run, folder, transport, local, device, options)
         if options.dry_run:
-            data = _checked_data(run)
+            data = _checked_data(run, resume)
             announce()
             _show_length(run, data)
             return 0
@@ -192,7 +192,7 @@ def _carry_out(
         with contextlib.ExitStack() as kept:
 
             def ready() -> None:
-                _checked_data(run)
+                _checked_data(run, resume)
                 kept.enter_context(prepared(folder, run, describe_start(), resume, overwrite))
                 kept.callback(lambda: _show_left_trace(folder) if status and run.trace else None)
 
@@ -251,11 +251,11 @@ def _show_length(run: RunConfig, data: TaskData) -> None:
     )
 
 
-def _checked_data(run: RunConfig) -> TaskData:
+def _checked_data(run: RunConfig, resume: bool) -> TaskData:
     """Check a run before it starts, and return its task's data."""
-    from hocket.cli.checking import check_run
+    from hocket.cli.checking import checked_data
 
-    return check_run(run).data(run.seed)
+    return checked_data(run, resume)
 
 
 def _start(
@@ -322,7 +322,7 @@ def _join(
                 _announce, run, folder, transport, found.local_size, choose_device(run), options
             )
         if options.dry_run:
-            data = _checked_data(run)
+            data = _checked_data(run, resume)
             if found.rank == 0:
                 announce()
                 _show_length(run, data)

@@ -173,6 +173,7 @@ class RunSettings:
         task: data, model and loss.
         optimizer: one of torch.optim by its lower-case name, or any other as `module:Class`, with keyword arguments;
             `rest`, another one, steps all but hidden matrices.
+        start_from: the model to begin with, a file or a folder, as for `hocket run --from`; null for the task's own.
         schedulers: of torch.optim.lr_scheduler by their lower-case names, with keyword arguments; each is stepped
             after each step, so that they multiply, and reducelronplateau with its `metric`, when that is known.
         accumulate: batches per step of the optimizer, which gets the mean gradient of their samples, 1 or more; steps
@@ -222,6 +223,7 @@ class RunSettings:
     recipe: str | None = None
     task: Reference = field(default_factory=lambda: Reference("digits"))
     optimizer: Reference = field(default_factory=lambda: Reference("sgd", {"lr": 0.1, "momentum": 0.9}))
+    start_from: str | None = None
     schedulers: tuple[Reference, ...] = ()
     accumulate: int = 1
     clip_grad_norm: float | None = None

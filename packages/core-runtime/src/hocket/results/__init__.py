@@ -1,5 +1,7 @@
 """The folder of a run's results: the names of its files, its configuration, starts and rows of metrics."""
 
+from hocket.checkpoint import MODEL
+
 __all__ = [
     "CHECKPOINTS",
     "CONFIG",
@@ -28,7 +30,6 @@ NEXT_START = "run.next.json"
 SWEPT_CONFIG = "run.yaml"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
-MODEL = "model.safetensors"
 PICTURE = "metrics.png"
 REPORT = "report.html"
 

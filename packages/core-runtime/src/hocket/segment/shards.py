@@ -23,12 +23,13 @@ __all__ = [
     "Shard",
     "address_of",
     "fsdp_modules",
+    "gathered",
     "is_sharded",
     "like",
     "local",
     "part_of",
+    "part_within",
     "whole_of",
-    "whole_values",
 ]
 
 #: Of each DTensor parameter that a session holds, a weak reference to its shard.
@@ -67,6 +68,32 @@ def like(given: Any, part: Tensor) -> Tensor:
     made._local_tensor = part
     tensor: Tensor = made
     return tensor
+
+
+@torch.no_grad()
+def gathered(tensor: Any) -> Tensor:
+    """Return the whole of a DTensor, collectively over its mesh; any other tensor as it is."""
+    if not is_sharded(tensor):
+        plain: Tensor = tensor
+        return plain
+    whole: Tensor = tensor.full_tensor()
+    return whole
+
+
+def part_within(tensor: Any) -> tuple[list[int], list[int]] | None:
+    """Return a DTensor's whole shape, and where this rank's part begins: nowhere if it is in several pieces.
+
+    None for any other tensor.
+    """
+    if not is_sharded(tensor):
+        return None
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if any(type(placement) not in (Shard, Replicate) for placement in tensor.placements):
+        return list(tensor.shape), []
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return list(tensor.shape), list(offset)
 
 
 def address_of(tensor: Any) -> int:
@@ -155,12 +182,6 @@ def whole_of(parameter: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def whole_values(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's state with whole tensors, by name; collective over the ranks that hold it together."""
-    values: dict[str, Any] = model.state_dict()
-    return {name: value.full_tensor() if is_sharded(value) else value for name, value in values.items()}
-
-
 def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
     """Return the modules for which FSDP2 gathers parameters."""
     fsdp = sys.modules.get("torch.distributed.fsdp")

@@ -24,6 +24,7 @@ from hocket.session.exchange.under_way import UnderWay
 from hocket.session.refusals import refuse_closure
 from hocket.session.replica import Replica
 from hocket.session.save.consensus import Consensus
+from hocket.session.save.mixed import watch_dcp
 from hocket.session.save.replica_state import ReplicaState, tensors_of
 from hocket.session.step.clipping import clip_shards
 from hocket.session.step.closures import SharedClosure
@@ -71,6 +72,8 @@ class ReplicaSession(EngineSession):
         self._warned_of_left_out_batch = self._warned_of_skipped_batch = self._warned_of_mode = False
         #: The last backward of which this session has exchanged gradients, and that with which it has stepped last.
         self._last_backward = self.used_backward = -1
+        #: The step at which all replicas were set to their mean for good; -1 for none.
+        self._one_at = -1
         try:
             self._attach(given)
         except BaseException:
@@ -112,6 +115,7 @@ class ReplicaSession(EngineSession):
             self.optimizers.hook(self)
             self.phase.hook()
             _onlookers.add(self)
+            watch_dcp(self)
         except BaseException:
             self._unhook()
             raise
@@ -489,7 +493,20 @@ class ReplicaSession(EngineSession):
             self._tell_of_mode()
             apart = self._equality.look("session.consensus", self.step, repairs=False)
             consensus = self._phases.set_to_mean(apart, whole=True)
+            self._one_at = self.step
             return self._within(consensus, under_way, looking.pop_all())
+
+    @property
+    def saves_mixed(self) -> bool:
+        """Tell whether replicas may differ now, on the first rank of the second one."""
+        island = self.island
+        if self.num_replicas == 1 or self.replicas_equal or (island.own is not None and island.own.rank):
+            return False
+        if self.rank != (island.members or range(self.size))[1]:
+            return False
+        return (
+            self.state.now not in (SessionState.CONSENSUS, SessionState.CLOSED) and self.step != self._one_at
+        )
 
     def _tell_of_mode(self) -> None:
         kind = self.optimizers.in_training_mode
@@ -513,6 +530,7 @@ class ReplicaSession(EngineSession):
                     finally:
                         self.storage.forget_gathered()
             finally:
+                self._one_at = -1
                 if not self.state.ended:
                     under_way.put_back()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -12,16 +12,16 @@ from typing import Any, Literal, Self
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hocket.disk import naming
 from hocket.errors import CheckpointError, HocketError
 from hocket.loggers import Log, Logger
-from hocket.own_files import claim
 from hocket.plain import Batch, Stateful, TreeView
-from hocket.plugin import Kind, default_registry
+from hocket.plugin import default_registry
 from hocket.session.api import Loss, StepResult, left_by
 from hocket.session.data.session_data import SessionData
 from hocket.session.engine_session import EngineSession
 from hocket.session.exchange.active import Counters
+from hocket.session.logs import open_logs
+from hocket.session.save.export import Export, Format, SavesPretrained, export_model
 from hocket.session.save.loading import Loading, Resumed
 from hocket.session.save.save_point import SavePoint
 from hocket.session.save.saving import look_at, save
@@ -173,24 +173,11 @@ class Session:
                 given.
 
         Raises:
-            UserError: no such logger, a library that it needs is not installed, or a file that Hocket did not write is
-                in the way.
+            UserError: no such logger, a library that it needs is not installed, or another's file is in the way.
             WriteError: the folder cannot be written.
         """
-        if not self.is_main:
-            return
-        chosen = [
-            default_registry().resolve(Kind.LOGGER, each)() if isinstance(each, str) else each
-            for each in loggers or ("jsonl",)
-        ]
-        for logger in chosen:
-            logger.check()
-        place = Path(folder)
-        config = self.inner.strategy.resolved()
-        with naming(place):
-            place.mkdir(parents=True, exist_ok=True)
-            claim(place, *(name for logger in chosen for name in logger.files))
-        self._logs += [logger.open(place, config, self.step or None) for logger in chosen]
+        if self.is_main:
+            self._logs += open_logs(Path(folder), loggers, self.inner.strategy.resolved(), self.step)
 
     def log(self, values: TreeView) -> None:
         """Write a row of rank 0's values with the number of ended steps; other ranks' values are ignored.
@@ -312,6 +299,32 @@ class Session:
         self.inner.save_point = SavePoint(
             self.inner, lambda: self.save(folder, keep=keep, blocking=True, **more)
         )
+
+    def export(
+        self,
+        folder: str | os.PathLike[str],
+        format: Format = "safetensors",
+        *,
+        replica: bool = False,
+        max_shard_bytes: int | None = None,
+        also: Sequence[SavesPretrained] = (),
+    ) -> Path:
+        """Write the whole model for other programs: the replicas' mean, as `consensus` gives it; collective.
+
+        The folder appears complete under its name, and replaces an earlier export; a kill leaves it as it was.
+
+        Args:
+            folder: the export's own; made by rank 0, or for a sharded model as `dcp` on a disk that all ranks share.
+            format: `safetensors`; `dcp`, that of torch.distributed.checkpoint, with the model under `model`; or `hf`,
+                what the model's `save_pretrained` writes.
+            replica: whether to write each rank's own replica, into `folder/replica-0000` and so on, and return its own.
+            max_shard_bytes: the size of files into which larger models are cut; None for 5 GB, or what `hf` takes.
+            also: tokenizers, processors and the like: their `save_pretrained` writes into the same folder.
+
+        Raises:
+            CheckpointError: on all ranks: the folder holds something else or cannot be written, or the model cannot be.
+        """
+        return export_model(self.inner, Export(Path(folder), format, replica, max_shard_bytes, also))
 
     def load(
         self,

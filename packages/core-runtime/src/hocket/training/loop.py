@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from hocket.checkpoint.files import write_tensors
+from hocket.checkpoint.collectively import on_rank_0
+from hocket.checkpoint.model_files import open_model
 from hocket.config.optimizer import build_optimizer, build_optimizers
 from hocket.config.settings import OnNonfinite
 from hocket.disk import naming
@@ -23,11 +25,13 @@ from hocket.errors import NonFiniteError
 from hocket.plain import Batch, Tree, TreeView
 from hocket.results import CHECKPOINTS, MODEL, TRACE_FILE, TRAIN_LOSS, VALID
 from hocket.results.files import Results
-from hocket.segment.shards import whole_values
 from hocket.session.api import Loss
 from hocket.session.attach import attach
 from hocket.session.data.batch import num_samples, parts_of
 from hocket.session.engine import ReplicaEngine
+from hocket.session.ranks import broadcast_model
+from hocket.session.save.export import write_whole
+from hocket.session.save.model_state import load_model, model_state
 from hocket.session.session import Session
 from hocket.task import Task, TaskData
 from hocket.task.loading import loader
@@ -79,6 +83,8 @@ def train(
     torch.manual_seed(run.seed)
     device = device_of(run, peer)
     model = task.model().to(device)
+    if run.start_from is not None and not resume:
+        _begin_from(Path(run.start_from), model, peer)
     loss = in_precision(run, model, task.loss, device)
     # A mistake in the task's metrics is found here, before hours of training.
     evaluates_one = partial(evaluate, model, task, loss, data.valid, [0], device)
@@ -112,11 +118,8 @@ def train(
         summary = _Run(
             run, task, data, loss, computing, device, session, results, out / CHECKPOINTS, resume, display
         ).train()
-        with session.inner.consensus():
-            values = whole_values(model)
-            if peer.rank == 0:
-                with naming(out / MODEL):
-                    write_tensors(out / MODEL, values)
+        with session.inner.consensus(), naming(out / MODEL):
+            write_whole(out, model_state(model), None, is_main=peer.rank == 0)
     leave_islands(run)
     return summary
 
@@ -134,6 +137,23 @@ def refuse_nothing_learned(summary: TreeView, peer: Peer) -> None:
             f"all {steps} steps were skipped, as the gradients held NaN or Inf (on_nonfinite=skip): nothing was "
             "learned. Lower optimizer.lr, clip gradients (clip_grad_norm=1.0), or look for NaN in the data"
         )
+
+
+def _begin_from(path: Path, model: nn.Module, peer: Peer) -> None:
+    """Set the model of all ranks to one on rank 0's disk; collective.
+
+    Raises:
+        CheckpointError: on all ranks: it cannot be read, or is another model's.
+    """
+
+    def load() -> None:
+        with open_model(path) as tensors:
+            load_model(model, tensors, str(path))
+
+    on_rank_0(peer, load)
+    lane = peer.lane("from")
+    broadcast_model(model, lane)
+    lane.close()
 
 
 class _Run:

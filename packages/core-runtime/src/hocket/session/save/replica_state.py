@@ -15,8 +15,9 @@ from hocket.checkpoint.means import mean_of_mappings, mean_of_section, mean_of_t
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, HocketError
 from hocket.plain import Stateful, Tree
-from hocket.segment.shards import local
+from hocket.segment.shards import local, part_within
 from hocket.session.save.exchange_state import load_exchange, state_of_exchange
+from hocket.session.save.model_state import state_names
 from hocket.session.save.module_state import (
     extra_states,
     load_extra_states,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from hocket.session.step.optimizers import Optimizers
     from hocket.session.step.stale_gradients import StaleGradients
 
-__all__ = ["ReplicaState", "load_into", "tensors_of"]
+__all__ = ["ReplicaState", "load_into", "push_sums_in", "tensors_of"]
 
 
 class ModulesState(TypedDict):
@@ -42,12 +43,18 @@ class ModulesState(TypedDict):
         not_persistent: the names of buffers that `model.state_dict()` leaves out.
         samples: the number of samples that statistics have seen, as batches have counted.
         equal_statistics: the names of statistics that are equal on all ranks.
+        names: of each name in `model.state_dict()`, without wrappers, the tensor in section `model`.
+        statistics: the names of buffers that have a mean.
+        shards: of each parameter in parts, the whole shape, and the place of this rank's part's first element.
     """
 
     extra: dict[str, object]
     not_persistent: list[str]
     samples: float
     equal_statistics: list[str]
+    names: dict[str, str]
+    statistics: list[str]
+    shards: dict[str, tuple[list[int], list[int]]]
 
 
 class ReplicaSections(TypedDict):
@@ -107,6 +114,9 @@ class ReplicaState:
                 "not_persistent": not_persistent(self.model),
                 "samples": self.beside.weights.total,
                 "equal_statistics": sorted(self.beside.equal_statistics()),
+                "names": state_names(self.model),
+                "statistics": sorted(self.beside.statistics()),
+                "shards": shards_of(self.model),
             },
         }
 
@@ -177,7 +187,7 @@ class ReplicaState:
             CheckpointError: an object does not take its state.
         """
         first = files[0]
-        push_sums = [_push_sums(file) for file in files]
+        push_sums = [push_sums_in(file) for file in files]
         place_buffers(self.model, first)
         self._load_buffers(files)
         for name, target in flatten({"model": {"parameters": tensors_of(self.model)["parameters"]}})[
@@ -229,6 +239,12 @@ def tensors_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:
     }
 
 
+def shards_of(model: nn.Module) -> dict[str, tuple[list[int], list[int]]]:
+    """Return the places of this rank's shards in their parameters, by name, as `part_within` gives them."""
+    places = {name: part_within(parameter) for name, parameter in model.named_parameters()}
+    return {name: place for name, place in places.items() if place is not None}
+
+
 def load_into(given: Stateful, state: object, where: str) -> None:
     """Load an object's state; a refusal becomes a CheckpointError that begins with `where`."""
     with _refusing(f"{where}: {type(given).__name__}"):
@@ -244,7 +260,7 @@ def _refusing(who: str) -> Iterator[None]:
         raise CheckpointError(f"{who} does not take it: {type(error).__name__}: {error}") from error
 
 
-def _push_sums(file: StateFile) -> dict[str, tuple[str | None, float]]:
+def push_sums_in(file: StateFile) -> dict[str, tuple[str | None, float]]:
     """Return the name of x, if saved, and w, by the name of each push-sum tensor x / w.
 
     The mean is sum(x) / sum(w), and sum(w) is the number of ranks.

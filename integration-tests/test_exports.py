@@ -1,0 +1,147 @@
+"""Exports of several strategies' runs, read by plain torch, safetensors, DCP, transformers and peft: the consensus."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
+
+import hocket
+from hocket.session.save.saved_model import open_checkpoint
+
+STRATEGIES = {
+    "sgd": ["sgd"],
+    "dpsgd": ["dpsgd"],
+    "sgp": ["sgp"],
+    "diloco": ["diloco", "parameters.0.every=2"],
+    "streaming": ["diloco.streaming", "parameters.0.every=4", "parameters.0.segments.count=2"],
+    "noloco": ["diloco.noloco", "parameters.0.every=2"],
+    "redsync": ["redsync"],
+    "powersgd": ["powersgd"],
+}
+#: Whose mean is a sum in another order.
+ROUNDED = ("dpsgd", "sgp", "noloco")
+STEPS = 6
+
+
+def made(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def trained(folder: Path, strategy: list[str]) -> dict[str, Tensor]:
+    """Train, export in two formats, save, and return the consensus."""
+    generator = torch.Generator().manual_seed(hocket.join().rank)
+    model = made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with hocket.attach(model, optimizer, hocket.compose(*strategy)) as session:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            x, y = torch.randn(8, 5, generator=generator), torch.randint(0, 3, (8,), generator=generator)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        session.export(folder / "safetensors")
+        session.export(folder / "dcp", "dcp")
+        session.save(folder / "checkpoints")
+        with session.consensus():
+            return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(given: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return given.keys() == expected.keys() and all(
+        torch.equal(given[name], expected[name]) for name in expected
+    )
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_all_read_the_consensus(name: str, tmp_path: Path) -> None:
+    expected, *_ = hocket.virtual(4).run(lambda: trained(tmp_path, STRATEGIES[name]))
+    model = made(1)
+    model.load_state_dict(load_file(tmp_path / "safetensors/model.safetensors"))
+    assert same(model.state_dict(), expected)
+    state = {"model": made(2).state_dict()}
+    load(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    assert same(state["model"], expected)
+    with open_checkpoint(tmp_path / f"checkpoints/step-{STEPS:08d}") as saved:
+        assert saved.has_pending == (name == "streaming")
+        given = {each: saved.tensors.value(each) for each in saved.tensors.forms}
+    if name == "streaming":  # what was on its way is in the consensus, and in no rank's parameters
+        return
+    bound = 1e-6 if name in ROUNDED else 0.0
+    parameters = [each for each, _ in model.named_parameters()]
+    assert max(float((given[each] - expected[each]).abs().max()) for each in parameters) <= bound
+    statistics = [each for each in given if "running" in each]  # of each rank's batches: a mean everywhere
+    assert max(float((given[each] - expected[each]).abs().max()) for each in statistics) <= 1e-6
+
+
+pytest_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
+
+
+def language(seed: int) -> Any:
+    from idioms.small_language import small_language
+
+    torch.manual_seed(seed)
+    return small_language()
+
+
+class Tokenizer:
+    """What goes along."""
+
+    def save_pretrained(self, folder: str) -> None:
+        Path(folder, "tokenizer.json").write_text("{}")
+
+
+def tune(model: Any, use: Any) -> Any:
+    generator = torch.Generator().manual_seed(hocket.join().rank)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trainable, lr=0.5)
+    with hocket.attach(model, optimizer, "dpsgd") as session:
+        for _ in range(3):
+            optimizer.zero_grad()
+            tokens = torch.randint(0, model.config.vocab_size, (2, 6), generator=generator)
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+        use(session)
+        with session.consensus():
+            return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest_transformers
+def test_from_pretrained_reads_an_export(tmp_path: Path) -> None:
+    def use(session: hocket.Session) -> None:
+        session.export(tmp_path / "out", "hf", also=[Tokenizer()])
+
+    expected, _ = hocket.virtual(2).run(lambda: tune(language(0), use))
+    given = type(language(1)).from_pretrained(tmp_path / "out")
+    assert same(given.state_dict(), expected)
+    assert (tmp_path / "out/tokenizer.json").exists()
+
+
+@pytest_transformers
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's, of its transformers
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+def test_peft_reads_an_exported_adapter(tmp_path: Path) -> None:
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    def adapted() -> Any:
+        torch.manual_seed(3)
+        config = LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.0, fan_in_fan_out=True)
+        return get_peft_model(language(0), config)
+
+    def use(session: hocket.Session) -> None:
+        session.export(tmp_path / "out", "hf")
+
+    expected, _ = hocket.virtual(2).run(lambda: tune(adapted(), use))
+    given = PeftModel.from_pretrained(language(0), str(tmp_path / "out"))
+    assert same(given.state_dict(), expected)
+    assert (tmp_path / "out/adapter_config.json").exists()

@@ -1,0 +1,129 @@
+"""The folder of an export: written beside its place and renamed, so that it is whole or absent under its name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hocket.disk import LOCK, UNFINISHED, locked, sync_folder, write_text
+from hocket.errors import CheckpointError, UserError
+from hocket.own_files import NOTE, adopt, refuse_foreign
+from hocket.plain import TreeView
+
+__all__ = ["ABOUT", "export_folder"]
+
+#: The file that says what an export is of, and that a folder is one.
+ABOUT = "hocket-export.json"
+
+
+@contextmanager
+def export_folder(folder: Path, about: TreeView) -> Iterator[Path]:
+    """Give a folder to write an export into, which becomes `folder` at the end of a `with` statement.
+
+    An earlier export there is replaced. After an error nothing is left; after a kill, the next export to the same
+    place removes what is.
+
+    Args:
+        folder: the export's place.
+        about: plain values that say what is exported, for `ABOUT`.
+
+    Raises:
+        CheckpointError: there is something else at the place.
+        OSError: it cannot be written.
+    """
+    if folder.is_symlink():
+        folder = folder.resolve()
+    _refuse_others(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_left(folder)
+    beside = _beside(folder)
+    beside.mkdir()
+    try:
+        with locked(beside, "export"):
+            yield beside
+            write_text(beside / ABOUT, json.dumps(about, indent=1) + "\n", sync=False)
+            adopt(beside, _names(beside))
+            for path in [*beside.rglob("*"), beside]:
+                _sync(path)
+            _refuse_others(folder)  # somebody may have written there meanwhile
+            _replace(folder, beside)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def _refuse_others(folder: Path) -> None:
+    """Refuse a place with anything but an earlier export.
+
+    Raises:
+        CheckpointError: names what is there.
+    """
+    for place in (folder, *folder.parents):
+        if os.path.lexists(place) and not place.is_dir():
+            raise CheckpointError(f"{place} is a file: name a folder for the export")
+    if not folder.is_dir():
+        return
+    names = _names(folder)
+    if names and ABOUT not in names and (folder / NOTE).exists():
+        raise CheckpointError(
+            f"{folder} holds results of Hocket's that are no export: name a folder of the export's own, such as "
+            f"{folder / 'export'}"
+        )
+    try:
+        refuse_foreign(folder, names)
+    except UserError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the paths of all files within a folder, but for Hocket's notes."""
+    files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(path.relative_to(folder).as_posix() for path in files if path.name not in (NOTE, LOCK))
+
+
+def _beside(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.{secrets.token_hex(4)}{UNFINISHED}")
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove what exports to the same place have left when they were killed."""
+    for left in folder.parent.glob(f"{_escaped(folder.name)}.????????{UNFINISHED}"):
+        with contextlib.suppress(CheckpointError, OSError), locked(left, "export") as is_locked:
+            if is_locked:  # else its job may be at work
+                shutil.rmtree(left)
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def _replace(folder: Path, beside: Path) -> None:
+    """Rename a folder to its final name."""
+    earlier = None
+    if folder.is_dir() and any(folder.iterdir()):
+        earlier = folder.rename(_beside(folder))
+    try:
+        beside.rename(folder)
+    except OSError:
+        if earlier is not None:
+            earlier.rename(folder)
+        raise
+    (folder / LOCK).unlink(missing_ok=True)
+    sync_folder(folder.parent)
+    if earlier is not None:
+        shutil.rmtree(earlier)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.is_dir():
+        sync_folder(path)
+    elif path.is_file():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())

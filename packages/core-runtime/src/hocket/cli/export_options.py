@@ -1,0 +1,62 @@
+"""`hocket export`, as the command line has it; what carries it out imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hocket.cli.click_parts import Folder
+
+__all__ = ["export"]
+
+
+@click.command()
+@click.argument("source", type=Folder(path_type=Path), metavar="RUN|CHECKPOINT|MODEL")
+@click.option(
+    "--out",
+    type=Folder(path_type=Path, file_okay=False),
+    required=True,
+    help="Folder for the export alone; an earlier export there is replaced.",
+)
+@click.option(
+    "--format",
+    type=click.Choice(("safetensors", "dcp", "hf", "torch")),
+    default="safetensors",
+    show_default=True,
+    help="hf: what the model's save_pretrained writes; torch: training.pt, with the optimizer's state.",
+)
+@click.option(
+    "--replica",
+    type=click.IntRange(min=0),
+    metavar="RANK",
+    help="Export this rank's replica in place of the consensus.",
+)
+@click.option(
+    "--model",
+    metavar="MODULE:FUNCTION",
+    help="Function that returns the model for --format hf; default: that of the run's task.",
+)
+@click.option(
+    "--max-shard-bytes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Cut safetensors into files of this size; default: 5 GB, or the model's own.",
+)
+def export(
+    source: Path, out: Path, format: str, replica: int | None, model: str | None, max_shard_bytes: int | None
+) -> None:
+    """Write the model of a run, a checkpoint or an export for other programs.
+
+    The ranks that have saved need not run. Of a checkpoint it is the replicas' mean, as `hocket resume` with another
+    number of ranks takes it. `dcp` is the format of torch.distributed.checkpoint.
+
+    \b
+    hocket export runs/mine --out model
+    hocket export runs/mine/checkpoints/step-00000100 --out model --format dcp
+    hocket export checkpoints --out model --format hf --model mine:build
+    hocket export runs/mine --out training --format torch
+    """
+    from hocket.cli.exporting import export_command
+
+    export_command(source, out, format, replica, model, max_shard_bytes)
