@@ -1,4 +1,4 @@
-"""The folder of an export: written beside its place and renamed, so that it is whole or absent under its name."""
+"""The folder of an export, whole or absent under its name: it is written beside and renamed."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def write_tensors(
 
 
 def in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors in the order in which a file has them: so each lies at a multiple of its element's size."""
+    """Return tensors in their order in a file, so that each lies at a multiple of its element's size."""
     return dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
 
 

@@ -11,7 +11,7 @@ __all__ = ["check_run", "checked_data"]
 
 
 def checked_data(run: RunConfig, resume: bool) -> TaskData:
-    """Check a run as `check_run` does, and the model that it begins with unless it goes on; return its task's data.
+    """Check a run and, unless it goes on, the model that it begins with; return its task's data.
 
     Raises:
         CheckpointError: there is no model to begin with.

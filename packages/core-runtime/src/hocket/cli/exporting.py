@@ -1,4 +1,4 @@
-"""`hocket export`: the model of a run, a checkpoint or an export in another format, without the ranks that wrote it."""
+"""`hocket export`: the model of a run, a checkpoint or an export, written without the ranks that made it."""
 
 from __future__ import annotations
 

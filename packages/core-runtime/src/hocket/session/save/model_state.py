@@ -99,7 +99,7 @@ def _prefix(held: Mapping[str, Tensor], forms: Mapping[str, Tensor]) -> str:
 def _given_name(
     name: str, held: Mapping[str, Tensor], prefix: str, forms: Mapping[str, Tensor]
 ) -> str | None:
-    """Return the name under which a tensor is given, or one that is tied to it; None if it is not."""
+    """Return the given name of a tensor, or of one that it is tied to; None if there is none."""
     if prefix + name in forms:
         return prefix + name
     tied = (other for other, tensor in held.items() if tensor is held[name] and prefix + other in forms)
