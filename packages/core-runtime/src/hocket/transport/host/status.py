@@ -49,7 +49,7 @@ class StatusBoard:
     Args:
         rank: this rank in the job.
         allgather: collective over all ranks of the job.
-        room: bytes of memory of each rank that others may write.
+        room: from the number of other ranks on this host, returns the bytes of each one's memory that others may write.
 
     Attributes:
         ranks: the host's, numbered as in the job; one whose page cannot be seen has no entry.
@@ -57,20 +57,21 @@ class StatusBoard:
         rooms: by rank, that memory of this rank and of those that see this one's and show theirs, uint8.
     """
 
-    def __init__(self, rank: int, allgather: Gather, room: int = 0) -> None:
+    def __init__(self, rank: int, allgather: Gather, room: Callable[[int], int] = lambda others: 0) -> None:
         self.step = 0
         self._rank = rank
         self._num_left = 0
-        own, _ = reserve("hocket-status", mmap.PAGESIZE + room)
+        host = _host()
+        self.ranks = [other for other, theirs in enumerate(allgather(host)) if theirs == host]
+        nbytes = mmap.PAGESIZE + room(len(self.ranks) - 1)
+        own, _ = reserve("hocket-status", nbytes)
         try:
-            host = _host()
-            gathered = allgather([host, own and Descriptor.of(own)])
-            self.ranks = [other for other, (theirs, _) in enumerate(gathered) if theirs == host]
-            self._own = mmap.mmap(-1 if own is None else own, mmap.PAGESIZE + room)
+            descriptors = allgather(own and Descriptor.of(own))
+            self._own = mmap.mmap(-1 if own is None else own, nbytes)
             self._pages = {
                 other: page
                 for other in self.ranks
-                if (page := self._open(other, gathered[other][1], mmap.PAGESIZE + room))
+                if (page := self._open(other, descriptors[other], nbytes))
             }
             self.write(RankState.COMPUTING)
             # From here on everybody has opened it, and has an entry.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hocket.transport.gathering import Gather
@@ -36,7 +37,14 @@ class JobBoard(StatusBoard):
         room: as of `StatusBoard`.
     """
 
-    def __init__(self, rank: int, size: int, allgather: Gather, store: StoreEntries, room: int = 0) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        allgather: Gather,
+        store: StoreEntries,
+        room: Callable[[int], int] = lambda others: 0,
+    ) -> None:
         self._store = store
         self._read_s = -math.inf
         self._asked_s, self._heard = time.monotonic(), 0

@@ -238,9 +238,11 @@ def _open_world(rendezvous: Rendezvous) -> TcpPeer:
             f"rank {rank} of {size} lost the store at {rendezvous.host} port {rendezvous.port}, where the ranks meet: "
             "rank 0, which runs it, has ended, or the network is interrupted; rank 0's output says why"
         ) from error
-    board = JobBoard(rank, size, store.gather, store, room_bytes(size - 1) if ORDERED else 0)
     if ORDERED:
+        board = JobBoard(rank, size, store.gather, store, room_bytes)
         wire.share(board.ranks, board.rooms)
+    else:
+        board = JobBoard(rank, size, store.gather, store)
     failures = TcpFailures(wire, board, store)  # which keep the store open, if this rank runs it
     return TcpPeer(wire, board, range(size), "world", Progress(wire.advance), failures)
 

@@ -153,7 +153,7 @@ class Pipe:
 
 
 def room_bytes(others: int) -> int:
-    """Return the bytes that a rank's naps and inboxes take, with so many other ranks in the job."""
+    """Return the bytes that a rank's naps and inboxes take, with so many other ranks on its host."""
     together = max(min(_MOST_TOGETHER_BYTES, others * _MOST_BYTES), others * _LEAST_BYTES)
     return _LINE_BYTES + others * (_MARKS_BYTES + _LINE_BYTES) + together
 
