@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 from toys import Toy, on_ranks, steps_of, toy_session
 
 import hocket
 from hocket.cli.planning import plan_command
 from hocket.errors import CompositionError
 from hocket.plan.plan import plan
+from hocket.testing.memory import held_bytes
 from hocket.transport.network import NetworkModel
 
 RECIPES = (
@@ -54,6 +57,29 @@ def test_memory_is_the_outer_parameters_momentum_and_buffers() -> None:
     assert (
         memory_bytes("parameters.0={delay: 1, merge: {name: blend, local: 0.5}}") == 4 * model_bytes + weights
     )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_segments_take_turns_in_two_buffers_of_the_largest(ranks: int) -> None:
+    strategy = hocket.compose("diloco", "parameters.0={every: 2, segments: layers}")
+    sizes = [(48, 64), (64, 96), (96, 16), (16, 64), (64, 64), (64, 48)]
+
+    def held() -> int:
+        model = nn.Sequential(*(nn.Linear(*size, bias=False) for size in sizes))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with hocket.attach(model, optimizer, strategy) as session:
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.ones(2, 48)).square().mean().backward()
+                optimizer.step()
+            return held_bytes(session)
+
+    model = nn.Sequential(*(nn.Linear(*size, bias=False) for size in sizes))
+    planned = plan(strategy, model, ranks, NetworkModel()).memory_bytes
+    kept = 2 * 4 * sum(rows * columns for rows, columns in sizes)
+    buffers = 2 * 2 * 4 * (64 * 96 + 1)  # what is sent, and what comes, with a weight behind it
+    assert planned == kept + buffers
+    assert on_ranks(ranks, held) == [buffers] * ranks  # of the exchange itself, without outer parameters
 
 
 def test_it_says_what_is_hidden_and_when(

@@ -22,6 +22,7 @@ from hocket.cli.planning import plan_command
 from hocket.cli.planning_several import plan_several
 from hocket.collective.gossip import GossipChannel
 from hocket.errors import CompositionError, ConfigError, UserError
+from hocket.plan.layout import buffer_bytes
 from hocket.plan.plan import plan
 from hocket.plugin import CORE, default_registry
 from hocket.session.engine import Engine
@@ -162,7 +163,7 @@ def test_gossip_counts_its_neighbours(slot: str) -> None:
         return session.counters.bytes_sent / 2, received
 
     wire_bytes = sum(layout.wire_bytes for layout in planned.exchanges[0].layouts)
-    own_bytes = sum(layout.memory_bytes for layout in planned.exchanges[0].layouts)
+    own_bytes = buffer_bytes(planned.exchanges[0].exchange, planned.exchanges[0].layouts)
     assert planned.bytes_per_step == 3 * wire_bytes
     assert planned.memory_bytes == own_bytes + 3 * wire_bytes
     assert hocket.virtual(4).run(measure) == [(planned.bytes_per_step, 3 * wire_bytes)] * 4

@@ -81,18 +81,25 @@ def test_the_account_holds_for_any_loop(name: str, moves: list[Move], optimizer:
 # ---- states that are too large to be copied in each round -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [3, 8])
+@pytest.mark.parametrize(
+    ("steps", "num_optimizers", "is_copied"),
+    [(0, 1, True), (1, 1, False), (3, 2, True), (8, 2, False)],
+)
 def test_a_first_drop_after_the_first_rounds_leaves_states_as_they_are(
-    steps: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    steps: int,
+    num_optimizers: int,
+    is_copied: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(account, "_FEW_BYTES", 0)
     monkeypatch.setattr(account, "_FIRST_ROUNDS", 4)
-    is_copied = steps < 4
 
     def run(rank: int) -> None:
         model = Sums()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with hocket.attach(model, optimizer, {"gradients": EXCHANGES["gathered"]}) as session:
+        parts = [list(model.parameters())[first::num_optimizers] for first in range(num_optimizers)]
+        optimizers = [torch.optim.SGD(part, lr=0.1) for part in parts]
+        with hocket.attach(model, optimizers, {"gradients": EXCHANGES["gathered"]}) as session:
             phase = inner_of(session).phase
             opened = phase.opened[0]
             assert opened.channel.packing is not None
@@ -102,23 +109,29 @@ def test_a_first_drop_after_the_first_rounds_leaves_states_as_they_are(
                 states = opened.channel.packing.states.values()
                 return torch.cat([state.residual for state in states if state.residual is not None])
 
+            def zero_grad() -> None:
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+
             def backward(number: int) -> Tensor:
-                optimizer.zero_grad()
+                zero_grad()
                 model(sample(number, rank), range(LAYERS)).backward()
                 return residuals()
 
+            before = residuals()
             for number in range(1, steps + 1):
                 before = backward(number)
-                optimizer.step()
+                for optimizer in optimizers:
+                    optimizer.step()
             after = backward(steps + 1)
             assert not torch.equal(before, after)
-            optimizer.zero_grad()
+            zero_grad()
             assert phase.gradients is not None
             assert phase.gradients.account is not None
             phase.gradients.account.drop_unused()
             assert torch.equal(residuals(), before if is_copied else after)
             backward(steps + 2)
-            optimizer.zero_grad()
+            zero_grad()
             phase.gradients.account.drop_unused()  # from now on it is taken out
             assert torch.equal(residuals(), before if is_copied else after)
 

@@ -94,6 +94,9 @@ class RedSyncAllreduce(SparseAllreduce):
     def traits(self) -> CollectiveTraits:
         return replace(super().traits, slots=frozenset({"gradients"}))
 
+    def in_place(self, choices: Choices, shared: bool) -> bool:
+        return shared  # as an allreduce, by which dense ones travel
+
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
         """Return the cost of a gather, whatever the algorithm: `message_bytes` are those of an equal one.
 

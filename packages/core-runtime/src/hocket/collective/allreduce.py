@@ -119,8 +119,8 @@ class Allreduce(Collective):
             )
 
     def in_place(self, choices: Choices, shared: bool) -> bool:
-        if choices.compressor is not None:
-            return choices.keeps_own
+        if choices.compressor is not None:  # what is sent and summed has buffers of its own
+            return True
         # By messages MPI is up to four times slower so.
         return shared and self.algorithm in (AllreduceAlgorithm.NATIVE, AllreduceAlgorithm.AUTO)
 

@@ -145,6 +145,9 @@ class SparseAllreduce(Collective):
     ) -> Cost:
         return self.cost(self.message_bytes(compressor, shape, size, network), size, None, network)
 
+    def in_place(self, choices: Choices, shared: bool) -> bool:
+        return True  # messages have buffers of their own
+
     def check_compressor(self, compressor: Compressor | None) -> None:
         if self.algorithm is not SparseAlgorithm.SCALABLE or (
             compressor is not None and compressor.traits.selects

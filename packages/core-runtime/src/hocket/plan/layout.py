@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hocket.segment.partition import Fragments, ParameterSpan, partition
@@ -15,6 +15,8 @@ __all__ = [
     "OUTER",
     "WEIGHT",
     "Layout",
+    "buffer_bytes",
+    "buffers_of",
     "gradient_layout",
     "layouts",
     "parameter_layout",
@@ -54,11 +56,45 @@ class Layout(SegmentShape):
         return self.numel + self.trailer_numel
 
     @property
-    def memory_bytes(self) -> int:
-        """Return the bytes of the buffers that the exchange allocates for it."""
+    def kept_bytes(self) -> int:
+        """Return the bytes that the exchange keeps for it beside the buffers of its messages."""
         cast_bytes = self.numel * self.spans[0].dtype.itemsize if self.casts else 0
-        kept_bytes = self.numel * self.dtype.itemsize * self.num_kept
-        return self.wire_bytes * (self.own_outgoing + self.own_incoming) + cast_bytes + kept_bytes
+        return cast_bytes + self.numel * self.dtype.itemsize * self.num_kept
+
+
+def buffers_of(
+    exchange: Exchange, layouts: Sequence[Layout], owns: Sequence[bool]
+) -> Iterator[tuple[Sequence[int], int]]:
+    """Yield the buffers of one kind, sent or received: the layouts that use each, and its length.
+
+    Args:
+        exchange: where its segments take turns, they share two buffers of each dtype and device.
+        layouts: of the segments that a rank exchanges.
+        owns: of each, whether it has a buffer of this kind.
+
+    Yields:
+        The layouts' numbers, and a number of elements.
+    """
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for number, layout in enumerate(layouts):
+        if owns[number]:
+            span = layout.spans[0]
+            key = (span.dtype, span.device) if exchange.takes_turns else (number,)
+            alike.setdefault(key, []).append(number)
+    for numbers in alike.values():
+        longest = max(layouts[number].wire_numel for number in numbers)
+        for first in range(min(2, len(numbers))):
+            yield numbers[first::2], longest
+
+
+def buffer_bytes(exchange: Exchange, layouts: Sequence[Layout]) -> int:
+    """Return the bytes of the buffers of an exchange's messages, for the segments that a rank exchanges."""
+    kinds = ([each.own_outgoing for each in layouts], [each.own_incoming for each in layouts])
+    return sum(
+        longest * layouts[numbers[0]].dtype.itemsize
+        for owns in kinds
+        for numbers, longest in buffers_of(exchange, layouts, owns)
+    )
 
 
 def gradient_layout(spans: Sequence[ParameterSpan], in_place: bool = False) -> Layout:

@@ -11,7 +11,7 @@ from torch import nn
 from hocket.compressor.api import footprint_of
 from hocket.errors import CompositionError
 from hocket.plan.buffers import averaged_buffers, mean_cost
-from hocket.plan.layout import Layout, layouts
+from hocket.plan.layout import Layout, buffer_bytes, layouts
 from hocket.plan.links import networks
 from hocket.segment.partition import ParameterSpan, named_spans
 from hocket.strategy.exchange import Buffers, Exchange
@@ -177,7 +177,8 @@ def _planned(
         role = (len(part), link, *carries)
         if role not in known:
             carried = [c for i, c in enumerate(costs[len(part), link]) if carries[i % len(carries)]]
-            known[role] = sum(carried, Cost())
+            own = [layout for i, layout in enumerate(cut) if carries[i % len(carries)]] if own_buffers else []
+            known[role] = sum(carried, Cost(memory=buffer_bytes(exchange, own)))
             if known[role].seconds > slowest:
                 slowest = known[role].seconds
                 slowest_seconds = tuple(c.seconds * exchange.period(len(part)) for c in carried)
@@ -228,7 +229,7 @@ def _cost(exchange: Exchange, layout: Layout, size: int, network: NetworkModel, 
     return Cost(
         cost.bytes / period,
         cost.seconds / period,
-        layout.memory_bytes * own_buffers
+        layout.kept_bytes * own_buffers
         + collective.cost(footprint.longest_bytes, size, topology, network).memory
         + footprint.state_bytes,
     )

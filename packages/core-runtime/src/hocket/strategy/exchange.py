@@ -137,6 +137,11 @@ class Exchange(Configured):
         """Tell whether parameters from when their distance was sent are kept until they are merged."""
         return self.outer is not None and self.delay > 0 and self.merge.needs_sent
 
+    @property
+    def takes_turns(self) -> bool:
+        """Tell whether segments share buffers: each is sent and merged within a step's end, one after the other."""
+        return self.outer is not None and self.overlap is Overlap.NONE and not self.delay
+
     def takes_place(self, num_ranks: int) -> bool:
         """Return whether `num_ranks` ranks have something to do: one alone only steps outer parameters."""
         return num_ranks >= 2 or (num_ranks == 1 and self.outer is not None)

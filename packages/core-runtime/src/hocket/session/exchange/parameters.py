@@ -116,6 +116,8 @@ class ParameterMix:
         self._copied: dict[int, bool] = {}
         # The segments that were sent before a check for NaN and Inf.
         self._unseen: set[int] = set()
+        # By the address of a buffer, the segment that lies there.
+        self._lies_at: dict[int, int] = {}
 
     def _open_unrounded(self) -> dict[int, Unrounded]:
         return {
@@ -304,26 +306,44 @@ class ParameterMix:
         due, self._due = self._due, []
         self.bias()
         mean_weights = self._agree(due)
+        takes_turns = self.opened.exchange.takes_turns
+        for index in due if takes_turns else ():  # before one of them is merged
+            self._check(index)
         for index in due:
+            if takes_turns:
+                self._make_room(index)
+            else:
+                self._check(index)
             segment = self._fill(index, mean_weights.get(index, 1.0))
             if self.overlap is Overlap.FORWARD:
                 self.opened.start_in_order(segment)
-            elif self._delay:
+            elif self._delay or takes_turns:
                 self.opened.start(segment)
-        if self.overlap is Overlap.NONE and not self._delay:
+        if self.overlap is Overlap.NONE and not (self._delay or takes_turns):
             self.opened.start_all(due)
         if self.overlap is not Overlap.FORWARD:  # messages are made, and a checkpoint may follow
             for index in mean_weights:
                 self.outer[index].give_back()
 
+    def _check(self, index: int) -> None:
+        """Refuse NaN and Inf in segment number `index`, if nobody else looks for them."""
+        segment, pieces = self._places[index]
+        # A NaN in another rank's distance from outer parameters does not show in this rank's own.
+        found_later = self.opened.channel.finds_nonfinite(segment) and index not in self.outer
+        if not (self._copied.get(index) or found_later):
+            self._refuse_nonfinite(segment, pieces)
+
+    def _make_room(self, index: int) -> None:
+        """Merge segments under way that lie in the buffers of segment number `index`."""
+        segment = self._places[index][0]
+        for address in (segment.outgoing.data_ptr(), segment.incoming.data_ptr()):
+            self.merge(self._lies_at.get(address, index))
+            self._lies_at[address] = index
+
     def _fill(self, index: int, mean_weight: float) -> Segment:
         """Fill the message of segment number `index`, and return the segment."""
         segment, pieces = self._places[index]
         finite = self._copied.pop(index, None)
-        # A NaN in another rank's distance from outer parameters does not show in this rank's own.
-        found_later = self.opened.channel.finds_nonfinite(segment) and index not in self.outer
-        if not (finite or found_later):
-            self._refuse_nonfinite(segment, pieces)
         if index in self.outer:
             self.outer[index].send(mean_weight)
         elif index in self.unrounded:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
 from torch import Tensor
 
 from hocket.errors import AttachError, CompositionError
-from hocket.plan.layout import gradient_layout, parameter_layout
+from hocket.plan.layout import Layout, buffers_of, gradient_layout, parameter_layout
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.segment.partition import ParameterSpan, partition
 from hocket.segment.segment import Segment, allocate
@@ -124,6 +124,7 @@ class PhaseOpener:
             agreement,
             self._island,
             may_skip=may_skip,
+            several=len(optimizers.given) > 1,
         )
 
     def _gradient_stages(
@@ -175,10 +176,9 @@ class PhaseOpener:
             carried = self._carried(scope, len(cut))
             self._check_segments(exchange, len(cut), scope.peer.size)
             places = [self._storage.pieces_of(cut[index]) for index in carried]
-            segments = [
-                self._parameter_segment(exchange, scope.peer, index, cut[index], pieces)
-                for index, pieces in zip(carried, places, strict=True)
-            ]
+            segments = self._parameter_segments(
+                exchange, scope.peer, {index: cut[index] for index in carried}, places
+            )
             opened = self._open(scope, scope.peer, segments)
             buffers = BufferMean(opened, beside) if self._averages_buffers(exchange, beside) else None
             exchanges.append(
@@ -253,22 +253,25 @@ class PhaseOpener:
             return outgoing, outgoing
         return outgoing, allocate(self._host, layout.wire_numel, layout.dtype, spans[0].device)
 
-    def _parameter_segment(
-        self, exchange: Exchange, peer: Peer, index: int, spans: list[ParameterSpan], pieces: Pieces
-    ) -> Segment:
-        target = pieces[0][1]
-        apart = self._island.own is not None
-        layout = parameter_layout(
-            spans, exchange, not apart and _works_in_place(peer, target), in_pieces=apart
-        )
-
-        def buffer() -> Tensor:
-            return allocate(peer, layout.wire_numel, layout.dtype, target.device)
-
-        outgoing = buffer() if layout.own_outgoing else target
-        incoming = buffer() if layout.own_incoming else outgoing
-        name, on_lanes = _name(exchange, index), self._device is not None
-        return Segment(name, index, spans, outgoing, incoming, on_lanes=on_lanes)
+    def _parameter_segments(
+        self, exchange: Exchange, peer: Peer, cut: Mapping[int, list[ParameterSpan]], places: Sequence[Pieces]
+    ) -> list[Segment]:
+        """Return an exchange's segments, of parameters by the segment's number, which lie in `places`."""
+        targets, apart = [pieces[0][1] for pieces in places], self._island.own is not None
+        layouts = [
+            parameter_layout(spans, exchange, not apart and _works_in_place(peer, target), in_pieces=apart)
+            for spans, target in zip(cut.values(), targets, strict=True)
+        ]
+        sent, came = [each.own_outgoing for each in layouts], [each.own_incoming for each in layouts]
+        sends, receives = (_buffers(exchange, peer, layouts, owns) for owns in (sent, came))
+        segments = []
+        for number, (index, spans) in enumerate(cut.items()):
+            outgoing = sends.get(number, targets[number])
+            incoming, name = receives.get(number, outgoing), _name(exchange, index)
+            segments.append(
+                Segment(name, index, spans, outgoing, incoming, on_lanes=self._device is not None)
+            )
+        return segments
 
     def _carrier(self, peer: Peer) -> Peer:
         """Return an endpoint among the ranks of `peer` by the lanes that carry exchanges; collective."""
@@ -321,6 +324,18 @@ def _scale(scope: _ScopedExchange) -> float:
     make up for what a group of another size scales too much or too little.
     """
     return scope.exchange.collective.traits.contribution_scale(mean(map(len, scope.parts)))
+
+
+def _buffers(
+    exchange: Exchange, peer: Peer, layouts: Sequence[Layout], owns: Sequence[bool]
+) -> dict[int, Tensor]:
+    """Return the buffers of the layouts that have one, by their number; those that take turns share two."""
+    buffers: dict[int, Tensor] = {}
+    for numbers, longest in buffers_of(exchange, layouts, owns):
+        span = layouts[numbers[0]].spans[0]
+        buffer = allocate(peer, longest, wire_dtype(span.dtype), span.device)
+        buffers |= {number: buffer[: layouts[number].wire_numel] for number in numbers}
+    return buffers
 
 
 def _works_in_place(peer: Peer, buffer: Tensor) -> bool:

@@ -33,7 +33,8 @@ __all__ = ["Account"]
 
 _log = logging.getLogger("hocket")
 
-#: In so many rounds states are copied before they change; later only where that costs little, or was of use.
+#: In so many rounds states are copied before they change; later only where that costs little, or was of use. With one
+#: optimizer in the first alone, where they are zeros: who drops gradients then drops them in every step.
 _FIRST_ROUNDS = 48
 _FEW_BYTES = 8 << 20
 #: In so many rounds it is looked which results are zero; later only in programs with several backwards a step.
@@ -46,12 +47,32 @@ class _StateTensor:
     def __init__(self, now: Tensor, *, is_momentum: bool) -> None:
         self.now = now
         self.is_momentum = is_momentum
-        self.before = torch.empty_like(now)
         self.made = False
+        # None while there is none, or while it is of zeros, which take no memory.
+        self._before: Tensor | None = None
 
     def keep(self) -> None:
-        self.before.copy_(self.now)
+        """Copy the tensor."""
+        if self._before is None and (self.made or self.now.any()):
+            self._before = torch.empty_like(self.now)
+        if self._before is not None:
+            self._before.copy_(self.now)
         self.made = True
+
+    def keep_at(self, place: slice) -> None:
+        """Bring a part of the copy up to date."""
+        if self.made and self._before is None:
+            self._before = torch.zeros_like(self.now)
+        if self._before is not None:
+            self._before[place] = self.now[place]
+
+    def forget(self) -> None:
+        """Free the copy."""
+        self.made, self._before = False, None
+
+    def undo_at(self, place: slice) -> None:
+        """Give a part of the tensor the values of the copy."""
+        self.now[place] = 0 if self._before is None else self._before[place]
 
 
 class Account:
@@ -62,13 +83,16 @@ class Account:
         rank: this rank, for warnings.
         early: whether segments are sent before ranks have agreed that all are finite, so that `undo` may be called.
         may_skip: whether steps with NaN or Inf are left out from the start.
+        several: whether several optimizers step, one of which may drop what another one's loss has sent.
 
     Attributes:
         unstepped: the parameters whose gradients have been exchanged since an optimizer has stepped them.
         rounds: number of rounds since an optimizer has stepped.
     """
 
-    def __init__(self, segments: Sequence[SegmentState], rank: int, *, early: bool, may_skip: bool) -> None:
+    def __init__(
+        self, segments: Sequence[SegmentState], rank: int, *, early: bool, may_skip: bool, several: bool
+    ) -> None:
         self._rank = rank
         self._slots = frozenset(slot for state in segments for slot in state.gradients)
         self._sums = {slot: slot.sums for slot in self._slots if slot.sums is not None}
@@ -79,7 +103,8 @@ class Account:
         self._kept = {state: list(_remembered(state)) for state in segments}
         nbytes = sum(kept.now.nbytes for of_segment in self._kept.values() for kept in of_segment)
         nbytes += sum(state.results.nbytes for state in segments if not state.divides)
-        self._rounds_to_copy: float = float("inf") if nbytes <= _FEW_BYTES else _FIRST_ROUNDS
+        first_rounds = _FIRST_ROUNDS if several else 1
+        self._rounds_to_copy: float = float("inf") if nbytes <= _FEW_BYTES else first_rounds
         self._warned = False
         self._looks: float = _FIRST_LOOKS
         self._rounds_begun = 0
@@ -136,7 +161,7 @@ class Account:
         self._rounds_to_copy -= 1
         if self._rounds_to_copy < 0:  # the copies are of an earlier round from now on
             for kept in (kept for of_segment in self._kept.values() for kept in of_segment):
-                kept.made = False
+                kept.forget()
             return
         for state, of_segment in self._kept.items():
             if not self.unstepped or self.unstepped.isdisjoint(state.gradients):
@@ -146,8 +171,7 @@ class Account:
             for slot in state.gradients:
                 if slot not in self.unstepped:
                     for kept in of_segment:
-                        place = state.place_of(slot)
-                        kept.before[place] = kept.now[place]
+                        kept.keep_at(state.place_of(slot))
 
     def undo(self) -> None:
         """Restore the states from before the round, in which some rank has NaN or Inf."""
@@ -196,8 +220,7 @@ class Account:
             return False
         for kept in self._kept[slot.state]:
             if kept.is_momentum:
-                place = slot.state.place_of(slot)
-                kept.before[place] = kept.now[place]
+                kept.keep_at(slot.state.place_of(slot))
         return parameter.grad is not None
 
     def drop_unused(self) -> None:
@@ -250,8 +273,7 @@ class Account:
             return
         for kept in self._kept[slot.state]:
             if kept.made:
-                place = slot.state.place_of(slot)
-                kept.now[place] = kept.before[place]
+                kept.undo_at(slot.state.place_of(slot))
             else:
                 self._warn()
         self._rounds_to_copy = float("inf")

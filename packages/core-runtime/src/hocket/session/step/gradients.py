@@ -56,6 +56,7 @@ class GradientSync:
         agreement: of ranks on weights and finiteness before compressors update residuals; None without residuals.
         island: the ranks that hold this replica together, which leave steps out together.
         may_skip: whether steps with NaN or Inf are left out.
+        several: whether several optimizers step.
 
     Attributes:
         contribution: what this rank has put into the last exchange.
@@ -78,6 +79,7 @@ class GradientSync:
         island: Island,
         *,
         may_skip: bool,
+        several: bool,
     ) -> None:
         self._island = island
         self._exchanges, self._open = opened, opened[0]
@@ -86,7 +88,7 @@ class GradientSync:
         self.terms, self._agreement = terms, agreement
         self._early = self._open.exchange.overlap is Overlap.BACKWARD
         self._segments = [SegmentState(stages, parameters, exchanges) for stages in segments]
-        self.account = self._open_account(may_skip=may_skip)
+        self.account = self._open_account(may_skip=may_skip, several=several)
         if agreement is None and self._open.channel.packing is None:
             for segment in (state.first for state in self._segments if state.first.on_device):
                 segment.flag = segment.numel + NONFINITE
@@ -106,14 +108,15 @@ class GradientSync:
         self._nonfinite_before: list[str] | None = None
         self._hooks = ParameterHooks()
 
-    def _open_account(self, *, may_skip: bool) -> Account | None:
+    def _open_account(self, *, may_skip: bool, several: bool) -> Account | None:
         """Return the account of what compressors and partial sums remember; None where nothing is."""
         has_agreement = self._agreement is not None
         # Where what comes is no mean, but a sum of what came in time, it must not be contributed again either.
         if not has_agreement and all(state.divides for state in self._segments):
             return None
         early = has_agreement and self._early
-        account = Account(self._segments, self._open.peer.rank, early=early, may_skip=may_skip)
+        rank = self._open.peer.rank
+        account = Account(self._segments, rank, early=early, may_skip=may_skip, several=several)
         if self.terms is not None:
             self.terms.on_written = account.note_written
         return account

@@ -69,9 +69,7 @@ class StatusBoard:
             descriptors = allgather(own and Descriptor.of(own))
             self._own = mmap.mmap(-1 if own is None else own, nbytes)
             self._pages = {
-                other: page
-                for other in self.ranks
-                if (page := self._open(other, descriptors[other], nbytes))
+                other: page for other in self.ranks if (page := self._open(other, descriptors[other], nbytes))
             }
             self.write(RankState.COMPUTING)
             # From here on everybody has opened it, and has an entry.
