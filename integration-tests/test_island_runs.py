@@ -89,9 +89,8 @@ def compare(given: Path, expected: Path, shape: Shape) -> None:
     assert [row["step"] for row in rows] == [row["step"] for row in of_wholes]
     for row, of_whole in zip(rows, of_wholes, strict=True):
         for name in ("train_loss", "valid_loss", "valid_accuracy", "consensus_distance"):
-            assert row.get(name) == (
-                None if name not in of_whole else pytest.approx(of_whole[name], 1e-9, 1e-12)
-            )
+            if name in of_whole:  # a run that ends early validates then, too
+                assert row[name] == pytest.approx(of_whole[name], 1e-9, 1e-12)
         assert row["bytes_sent"] <= 0.8 * of_whole["bytes_sent"]
     summary, of_whole = (json.loads((folder / "summary.json").read_text()) for folder in (given, expected))
     assert (summary["ranks"], summary["islands"]) == (shape.islands * shape.ranks, shape.islands)

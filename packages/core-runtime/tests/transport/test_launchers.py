@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import UserError
-from hocket.transport.island_jobs import find_in_islands
+from hocket.transport.island_jobs import find_in_islands, refuse_without_ranks
 from hocket.transport.launchers import Launched, find_launched, looks_launched
 from hocket.transport.meeting import Rendezvous
 
@@ -266,12 +266,19 @@ ISLANDS = {"HOCKET_ISLAND": "1", "HOCKET_ISLANDS": "3", "HOCKET_MEET": "[::1]:29
 def test_islands_that_are_jobs_of_their_own_count_on() -> None:
     there = Rendezvous(3, 6, "::1", 29400, "hocket/islands")
     assert find_in_islands({**TORCHRUN, **ISLANDS}) == Launched("torchrun", 3, 6, 1, 2, ("torch",), there)
-    alone = find_in_islands({**ISLANDS, "HOCKET_ISLAND": "0"})
+    alone = find_in_islands({**ISLANDS, "HOCKET_ISLAND": "0", "RANK": "0", "WORLD_SIZE": "1"})
     assert alone is not None
     assert alone.rendezvous == Rendezvous(0, 3, "::1", 29400, "hocket/islands", serves=True)
-    assert find_in_islands({**ISLANDS, "HOCKET_ISLAND": "0", "HOCKET_ISLANDS": "1"}) is None
+    assert find_in_islands({**ISLANDS, "HOCKET_ISLAND": "0", "HOCKET_ISLANDS": "1", "RANK": "0"}) is None
+    assert find_in_islands(ISLANDS) is None  # a launcher, whose ranks have numbers
     assert find_in_islands(TORCHRUN) == found(TORCHRUN)
     assert find_in_islands({}) is None
+
+
+def test_an_island_without_ranks_is_no_world_of_one() -> None:
+    with pytest.raises(UserError, match="no launcher has started this process"):
+        refuse_without_ranks(ISLANDS)
+    refuse_without_ranks({})
 
 
 @pytest.mark.parametrize(

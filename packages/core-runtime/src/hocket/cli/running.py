@@ -33,6 +33,7 @@ from hocket.training.devices import choose_device
 from hocket.training.observer import Display, text_of_metrics
 from hocket.training.run import RunConfig, build_engine, load_run, resolved
 from hocket.transport.hosts import are_here
+from hocket.transport.island_jobs import refuse_without_ranks
 from hocket.transport.joining import chosen_transport, launched, launched_rank
 from hocket.transport.launchers import Launched
 from hocket.transport.launching import Starter
@@ -168,6 +169,7 @@ def _carry_out(
         return 0
     if found is not None:
         return _join(run, wanted.ranks or run.ranks, out, resume, overwrite, found, options)
+    refuse_without_ranks(os.environ)
     wanted = replace(wanted, ranks=wanted.ranks or run.ranks, transport=run.transport)
     run = replace(run, ranks=wanted.size or 1)
     assert run.ranks is not None
@@ -385,9 +387,8 @@ def _show_results(folder: Path, options: RunOptions) -> None:
         else "one rank"
     )
     clock = " on the virtual clock" if summary["transport"] == "virtual" else ""
-    waited = summary[
-        "exposed_wait_fraction"
-    ]  # None if no time has passed, as is possible on the virtual clock
+    # None if no time has passed, as is possible on the virtual clock.
+    waited = summary["exposed_wait_fraction"]
     waiting = "" if waited is None else f", {100 * waited:.0f} % of it waiting for other ranks"
     print(
         f"{summary['task']}, {summary['recipe'] or 'own strategy'}, {where}: validation "

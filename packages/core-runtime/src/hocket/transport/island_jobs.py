@@ -14,7 +14,7 @@ from hocket.errors import UserError
 from hocket.transport.launchers import Launched, find_launched, ports_of
 from hocket.transport.meeting import Rendezvous
 
-__all__ = ["find_in_islands"]
+__all__ = ["find_in_islands", "refuse_without_ranks"]
 
 _ISLAND, _ISLANDS, _MEET = "HOCKET_ISLAND", "HOCKET_ISLANDS", "HOCKET_MEET"
 _WHOLE = f"{_ISLAND}=0 {_ISLANDS}=2 {_MEET}=HOST:PORT"
@@ -22,6 +22,8 @@ _WHOLE = f"{_ISLAND}=0 {_ISLANDS}=2 {_MEET}=HOST:PORT"
 
 def find_in_islands(environment: Mapping[str, str]) -> Launched | None:
     """Return the facts of this process among all islands; those of its launcher alone where there is one job.
+
+    A launcher is started with the variables, too, and has no rank.
 
     Args:
         environment: as `os.environ`.
@@ -43,12 +45,28 @@ def find_in_islands(environment: Mapping[str, str]) -> Launched | None:
         raise UserError(
             f"{_ISLAND}={island} in the environment: of {islands} islands the last is {islands - 1}"
         )
-    own = found or Launched("HOCKET_ISLANDS", 0, 1)
+    if found is None and "RANK" not in environment:
+        return None  # a launcher itself
+    own = found or Launched("whoever set RANK", 0, 1)
     rank, size = island * own.size + own.rank, islands * own.size
     there = Rendezvous(
         rank, size, *_meeting(environment[_MEET]), "hocket/islands", rank == 0, ports_of(environment)
     )
     return replace(own, rank=rank, size=size, transports=("torch",), rendezvous=there) if size > 1 else None
+
+
+def refuse_without_ranks(environment: Mapping[str, str]) -> None:
+    """Refuse a program that joins, or runs all ranks, in a process of an island that no launcher has started.
+
+    Raises:
+        UserError: the variables of islands are set.
+    """
+    if environment.get(_ISLANDS):
+        raise UserError(
+            f"{_ISLAND} in the environment makes this job one island of several, and no launcher has started this "
+            "process: start a script on each island by torchrun or `hocket launch`, or unset HOCKET_ISLAND, "
+            "HOCKET_ISLANDS and HOCKET_MEET"
+        )
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.transport.absent import watching
-from hocket.transport.island_jobs import find_in_islands
+from hocket.transport.island_jobs import find_in_islands, refuse_without_ranks
 from hocket.transport.job_notes import note_pid
 from hocket.transport.launchers import Launched, looks_launched
 from hocket.transport.mpi_there import why_no_mpi4py
@@ -107,6 +107,7 @@ def join(transport: str | None = None, *, torch_variables: bool = False) -> Peer
     else:
         found = launched()
         if found is None:
+            refuse_without_ranks(os.environ)
             _warn_of_strangers()
             return SinglePeer()
         chosen = chosen_transport(found, transport)
