@@ -4,7 +4,7 @@ const placeOfPage = [
   [/^packages\/core-runtime\/src\/|^integration-tests\//, -50],
   [/^docs\/(architecture|mechanisms|api_plugins|own_plugin|own_task|reproducing)$|^(CONTRIBUTING|SECURITY)$/, -30],
   [/^docs\/(getting_started|works_with|choosing|troubleshooting)$/, 20],
-  [/^packages\/\w+\/README$/, 14],
+  [/^packages\/\w+\/README$/, 8],
   [/^(README|examples\/README)$|^docs\//, 10],
 ];
 var Scorer = {

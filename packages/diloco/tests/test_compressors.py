@@ -149,8 +149,8 @@ def test_a_value_of_sparseloco_takes_14_bits() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Quantise(TopK()), "takes values as they are, or those of diloco.chunk_topk"),
-        (lambda: Quantise(BFloat16()), "takes values as they are"),
+        (lambda: Quantise(TopK()), "works only around compressor none or diloco.chunk_topk"),
+        (lambda: Quantise(BFloat16()), "works only around"),
         (lambda: Quantise(chunk=4), "chunk must be 8 or more, not 4"),
         (lambda: Quantise(format=Format.E3M0, statistical=True), "e3m0 has levels of its own"),
         (lambda: ChunkTopK(5000), "chunk must be 1 to 4096, as places in it have 12 bits, not 5000"),

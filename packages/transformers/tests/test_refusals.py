@@ -1,4 +1,4 @@
-"""What has no place beside Hocket is refused in words, before anything is trained; one rank trains alone."""
+"""Arguments that do not work with Hocket are refused before anything is trained; one rank trains alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_arguments_without_a_place_are_refused_by_name(tmp_path: Path, name: str
     else:
         setattr(args, name, "given")
     with pytest.raises(
-        UserError, match=rf"TrainingArguments\(.*{name}.* has no place beside Hocket: .*: \w+"
+        UserError, match=rf"TrainingArguments\(.*{name}.* does not work with Hocket: .*[:.] \w+"
     ):
         HocketTrainer(tiny.model(), args, hocket="sgd")
 

@@ -408,7 +408,7 @@ def test_the_share_of_computing_counts_who_is_late(capsys: pytest.CaptureFixture
     told = " ".join(capsys.readouterr().out.split())
     # 0.1 s of 0.4 s, and the messages of the digits take next to nothing.
     assert re.search(
-        r"2[45]\.\d% of a rank's time, a step of 40\d ms, 300 ms of them held up by late ranks", told
+        r"takes 40\d ms, 300 ms of them held up by late ranks; 2[45]\.\d% of it is computing", told
     )
     assert "; 50% never, per rank" in told
     plan_command("agd", ("compute.step_s=100ms",), 4)

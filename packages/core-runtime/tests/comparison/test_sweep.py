@@ -196,7 +196,7 @@ def test_runs_of_other_code_are_not_mixed_silently(
     (tmp_path / "coded.py").write_text(task.replace("pass", "x = 1"))
     refused = hocket(*command, "seed=1,2,3")
     assert (refused.status, refused.out) == (2, "")
-    assert "out/seed=1 holds a run of other code: coded.py changed since" in refused.err
+    assert "out/seed=1 holds a run with other code: coded.py changed since" in refused.err
     assert not (tmp_path / "out" / "seed=3").exists()
 
     later = hocket(*command, "seed=3")
@@ -234,7 +234,7 @@ def test_no_run_is_started_by_code_that_changed_since_the_sweep_began(
     assert "seed=2: begins" not in ended.out
     first, *_, last = ended.err.splitlines()
     assert first == "hocket: edited_meanwhile.py changed since the sweep began: no further run is started"
-    assert last.startswith("hocket: 2 of 4 runs were not started: seed=2, seed=3; put the module back")
+    assert last.startswith("hocket: 2 of 4 runs were not started: seed=2, seed=3; restore the module")
     assert ended.err.count("no further run") == 1
 
 

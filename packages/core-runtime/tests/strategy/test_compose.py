@@ -363,7 +363,7 @@ def test_what_only_a_run_reads_of_a_file_is_named_once(
     strategies = hocket.virtual(3).run(lambda: compose(whole if hocket.join().rank else str(whole)))
     assert strategies == [compose(str(whole))] * 3
     assert caplog.messages == [
-        f"{whole}: only `hocket run` reads optimizer, checkpoint, ranks: in a script the script's own count"
+        f"{whole}: only `hocket run` reads optimizer, checkpoint, ranks; in a script, set them in the script"
     ]
     caplog.clear()
     for target in (str(bare), bare, "agd", {"recipe": "agd"}):

@@ -333,7 +333,7 @@ def test_workers_of_unlike_ranks_draw_unlike() -> None:
         (lambda: hocket.loader(Numbers(5), 0), "batch_size is 0; allowed"),
         (lambda: hocket.loader(Numbers(5), 2, batch_sampler=[[1]]), "batch_sampler decides what batch_size"),
         (lambda: hocket.loader(Numbers(5), 2, sampler=[1], shuffle=True), "sampler decides what shuffle"),
-        (lambda: hocket.loader(Numbers(5), 2, generator=torch.Generator()), "has no generator"),
+        (lambda: hocket.loader(Numbers(5), 2, generator=torch.Generator()), "takes no generator"),
         (lambda: hocket.loader(Numbers(5), 2, in_order=False), "in_order=False"),
         (
             lambda: hocket.loader(torch.utils.data.DataLoader(Numbers(5)), 2),  # type: ignore[arg-type]

@@ -75,8 +75,8 @@ class ChunkTopK(Compressor):
     Attributes:
         chunk: elements, 1 to 4096.
         k: elements sent of each chunk, 1 to `chunk`.
-        tile: within `diloco.dct` of the same `tile`, up to 64, chunks are its tiles, of whatever size, and `k` of each
-            travel, or all of a smaller one; 0: runs of `chunk` elements.
+        tile: the `tile` of the `diloco.dct` around it, up to 64; 0 if there is none. Chunks are then the tiles, of any
+            size, and `k` elements of each are sent, or all of a smaller one. With 0 they are runs of `chunk` elements.
 
     Raises:
         ValueError: a field is not in its range.

@@ -97,7 +97,7 @@ class Quantise(Compressor):
     def __post_init__(self) -> None:
         if not isinstance(self.compressor, Identity | ChunkTopK):
             raise ValueError(
-                "quantise takes values as they are, or those of diloco.chunk_topk: use none, or that"
+                "quantise works only around compressor none or diloco.chunk_topk: choose one of them"
             )
         if self.chunk < 8:
             raise ValueError(f"chunk must be 8 or more, not {self.chunk}")

@@ -65,8 +65,8 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         """
         if self._layer_sync is not None:
             raise UserError(
-                "Trainer(sync_batchnorm=True) exchanges within forwards, which HocketStrategy does not: leave it out; "
-                "the mean of the replicas has the mean of BatchNorm's statistics"
+                "Trainer(sync_batchnorm=True) makes ranks communicate during forward, which HocketStrategy does not "
+                "support: leave it out. BatchNorm's statistics are averaged together with the replicas"
             )
         super().setup(trainer)
         self._synchronise_metrics()

@@ -175,8 +175,8 @@ def unpack(message: Message) -> _Parts:
         least = span.numel if form == _DENSE else 0
         if form not in _FORMS or not least <= count <= span.numel:
             raise ValueError(
-                f"a message for {segment.name} says that its parameters send {counts} of "
-                f"{[span.numel for span in segment.spans]} elements"
+                f"a damaged message for {segment.name}: it announces {counts} elements for parameters of "
+                f"{[span.numel for span in segment.spans]}"
             )
     sparse, means, dense = (_counts_of(counts, forms, form) for form in _FORMS)
     num_sparse, num_mean = sum(sparse), sum(means)

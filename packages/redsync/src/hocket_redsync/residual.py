@@ -61,11 +61,11 @@ class ResidualCompressor(Compressor):
     one with momentum correction.
 
     Attributes:
-        density: D; of a parameter's numel elements about k = D numel are sent, one at least; above 0, at most 1.
-            Where k elements with their places would take more bytes than all do, all are sent.
+        density: the share of a parameter's elements that is sent, about k = density * numel of them and at least one;
+            above 0, at most 1. If k elements with their places would take more bytes than all, all are sent.
         dense_below_kb: a parameter with less memory than this is sent whole, in units of 1024 bytes.
-        correct_momentum: true: take over momentum and weight decay of torch's SGD, so that values sent late have the
-            velocity that they would have had; as `momentum_correction` does around `error_feedback`, in a third of
+        correct_momentum: true: apply the momentum and weight decay of torch's SGD before sending, so that values sent
+            late have the right velocity. `momentum_correction` around `error_feedback` does the same, with three times
             the passes over memory. False where the optimizer keeps them: in hooks of DistributedDataParallel, and
             with other optimizers.
         masking: true: u is cleared where elements were selected and sent.

@@ -31,8 +31,8 @@ def refuse_distribution(accelerator: Accelerator) -> None:
     if kind.name in _SHARDS or getattr(accelerator, "parallelism_config", None) is not None:
         how = kind.name if kind.name in _SHARDS else "parallelism_config"
         raise UserError(
-            f"Accelerate is to share the model out over the ranks ({how}), and Hocket exchanges whole models: leave "
-            "that out of the arguments and of `accelerate config`, or leave Hocket out"
+            f"Accelerate is configured to shard the model over the ranks ({how}), but Hocket exchanges whole models: "
+            "remove that from the arguments and from `accelerate config`, or train without Hocket"
         )
 
 

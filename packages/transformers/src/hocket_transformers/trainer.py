@@ -79,11 +79,11 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
     def create_accelerator_and_postprocess(self) -> None:
         for name, problem in _REFUSED.items():
             if getattr(self.args, name, None):
-                raise UserError(f"TrainingArguments({name}=...) has no place beside Hocket: {problem}")
+                raise UserError(f"TrainingArguments({name}=...) does not work with Hocket: {problem}")
         if self.args.accelerator_config.split_batches:
             raise UserError(
-                "TrainingArguments(accelerator_config={'split_batches': True}) has no place beside Hocket: batches are "
-                "each rank's own: set per_device_train_batch_size"
+                "TrainingArguments(accelerator_config={'split_batches': True}) does not work with Hocket: each "
+                "rank has batches of its own. Set per_device_train_batch_size instead"
             )
         if self.args.gradient_checkpointing:
             # Trainer's default before Transformers 5 is reentrant, with which gradients are never known to be complete.

@@ -133,7 +133,8 @@ def _title(topology: Topology) -> str:
 
 def _show(exchange: Exchange, size: int, found: Mapping[str, Mixing]) -> None:
     print(
-        f"{exchange.name} among {size} ranks: M is the product of k rounds' matrices, J the exact mean; mean over draws"
+        f"{exchange.name} among {size} ranks: M is the product of the matrices of k rounds, and J averages exactly. "
+        "Random topologies: the mean over several draws"
     )
     headers = ["k", *found]
     for name, meaning in _MEASURES.items():

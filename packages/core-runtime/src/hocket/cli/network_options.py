@@ -24,10 +24,10 @@ GivenModel = tuple[str, "nn.Module"]
 
 _OPTIONS = (
     click.option(
-        "--params", metavar="25M", help="Number of the model's parameters, in place of a task's model."
+        "--params", metavar="25M", help="Number of the model's parameters, instead of a task's model."
     ),
     click.option(
-        "--model", metavar="MODULE:FUNCTION", help="Function that returns the model, in place of --params."
+        "--model", metavar="MODULE:FUNCTION", help="Function that returns the model, instead of --params."
     ),
     click.option(
         "--bandwidth", metavar="1gbit", help="Bandwidth of each host's link; default: the run's, 10gbit."

@@ -133,8 +133,8 @@ def _utilisation(run: RunConfig, planned: Callable[[float], Plan]) -> Iterator[s
         )
     late = f", {format_seconds(held_up_s)} of them held up by late ranks" if held_up_s else ""
     yield (
-        f"Computing, for steps of {format_seconds(step_s)} (compute.step_s): {share:.1%} of a rank's time, a step of "
-        f"{format_seconds(step_s / share)}{late}; {', '.join(parts)}, per rank. {ASSUMED_OVERLAP}"
+        f"A step that computes for {format_seconds(step_s)} (compute.step_s) takes {format_seconds(step_s / share)}"
+        f"{late}; {share:.1%} of it is computing; {', '.join(parts)}, per rank. {ASSUMED_OVERLAP}"
     )
 
 

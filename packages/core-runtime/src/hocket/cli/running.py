@@ -132,8 +132,8 @@ def _with_options(run: RunConfig, wanted: WantedRanks, options: RunOptions) -> R
         )
     if run.transport is TransportName.VIRTUAL and run.island.ranks > 1:
         raise UserError(
-            "island: virtual ranks share one process, and so one rank of torch.distributed: take --transport torch or "
-            "mpi, or leave island out"
+            "island: virtual ranks are threads of one process, which is a single rank to torch.distributed: choose "
+            "--transport torch or mpi, or leave island out"
         )
     if options.report or run.report:
         require_plotly("--report" if options.report else "report")

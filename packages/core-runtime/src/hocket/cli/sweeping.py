@@ -118,8 +118,8 @@ def carry_out_in(
     """
     if (folder / CONFIG).exists():
         raise UserError(
-            f"--out {folder} is the folder of a run, beside which `hocket compare {folder}` would not find those of a "
-            "sweep: name another folder"
+            f"--out {folder} is the folder of a run, so `hocket compare {folder}` would not find a sweep's runs in it: "
+            "name another folder"
         )
     names = [run.folder.name for run in runs if run.folder.is_file()]
     refuse_foreign(folder, (STARTS, PAGE, *names), "--out")
@@ -170,9 +170,9 @@ def _say_what_is_left(runs: Sequence[SweepRun], failed: Sequence[SweepRun]) -> N
         )
     if not_started:
         print(
-            f"hocket: {len(not_started)} of {len(runs)} runs were not started: {some(not_started)}; put the module "
-            f"back, of which earlier runs keep a copy in `{SOURCE}`, and repeat the command; or sweep the new code "
-            "into another folder with --out",
+            f"hocket: {len(not_started)} of {len(runs)} runs were not started: {some(not_started)}; restore the "
+            f"module (earlier runs have a copy in `{SOURCE}`) and repeat the command, or sweep the new code into "
+            "another folder with --out",
             file=sys.stderr,
         )
 
@@ -209,8 +209,8 @@ class _RunOfFile(SweepRun):
         changed = changed_modules(asked, self.folder)
         if changed:
             raise UserError(
-                f"{self.folder} holds a run of other code: {some(changed)} changed since, and {self.folder} keeps what "
-                "it was. Name another folder with --out, put the earlier code back, or remove that folder"
+                f"{self.folder} holds a run with other code: {some(changed)} changed since, and {self.folder} keeps "
+                "the earlier version. Name another folder with --out, restore the earlier code, or remove that folder"
             )
 
     def prepare(self) -> tuple[list[str], dict[str, str]]:

@@ -46,8 +46,8 @@ def ddp_comm_hook(compressor: Compressor, group: dist.ProcessGroup | None = None
         )
     if compressor.traits.answers:
         raise ValueError(
-            "the compressor sends again what depends on a sum of all ranks, and a hook here sends once: use "
-            "hocket.attach, or torch's own powerSGD_hook"
+            "the compressor sends a second message that depends on the sum of the first, and this hook sends only "
+            "one: use hocket.attach, or torch's own powerSGD_hook"
         )
     terms = compressor.traits.applies_optimizer_terms
     if terms:

@@ -29,7 +29,7 @@ __all__ = ["Identity", "Wrapper", "WrapperState", "is_finite", "refuse_transform
 
 @dataclass(frozen=True)
 class Identity(Compressor):
-    """The absence of compression, for wrappers: the message is the segment's own memory, without a copy."""
+    """The compressor that compresses nothing, for use inside wrappers; it sends a segment without a copy."""
 
     @property
     def traits(self) -> CompressorTraits:

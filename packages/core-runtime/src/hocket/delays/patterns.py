@@ -86,7 +86,7 @@ class LinearSkew(Delays):
     Rank r of P is delayed by shortest_s + (longest_s - shortest_s) r / (P - 1).
 
     Attributes:
-        shortest_s: rank 0's delay, in seconds; that of a single rank, too.
+        shortest_s: rank 0's delay, in seconds, also if it is the only rank.
         longest_s: the last rank's, in seconds; not below shortest_s.
     """
 

@@ -104,16 +104,14 @@ def attach(
     A model that FSDP2 or tensor parallelism has sharded over a mesh is one replica of the mesh's ranks, an island: the
     strategy runs between islands, and its parameters stay where torch keeps them.
 
-    Until `close` gives each parameter its own memory again, training and merging write into these buffers in place, as
-    an optimizer does: copy weights by `clone()`. Weights that were set aside (`p.data = ...`, as averages of weights
-    are for evaluation) are as they were after a consensus, a distance, a save. `p.grad` is a view of a buffer, too: one
-    that is kept in a variable gets memory of its own before the next backward, but a view of it (`p.grad.detach()`,
-    `.data`, `.view(-1)`) does not, and is cloned, as with `gradient_as_bucket_view=True` of DDP.
+    Until `close`, training writes into these buffers in place: to keep weights, `clone()` them. Weights that you swap
+    in (`p.data = ...`, such as averages for evaluation) survive a consensus, a distance and a save. `p.grad` is a view
+    of a buffer, too. A gradient that you keep in a variable gets its own memory before the next backward; a view of it
+    (`p.grad.detach()`, `.data`, `.view(-1)`) does not, so clone it, as with DDP's `gradient_as_bucket_view=True`.
 
-    With `overlap: forward`, or a delay, exchanges under way are not in the parameters yet: a forward under
-    `torch.no_grad()` reads this rank's own values. `session.settle()`, on all ranks, comes before validation by code of
-    one's own. Where a compressor applies momentum, `p.grad` after `backward()` is not the gradient alone, but what the
-    optimizer steps by.
+    With `overlap: forward`, or a delay, parameters lack exchanges that are under way: a forward under
+    `torch.no_grad()` reads this rank's own values. Call `session.settle()` on all ranks before your own validation. If
+    a compressor applies momentum, `p.grad` after `backward()` holds the velocity that the optimizer steps by.
 
     Args:
         model: on its device and in its dtype; not compiled, not wrapped.

@@ -168,7 +168,7 @@ def refuse_closure(optimizer: torch.optim.Optimizer, strategy: Strategy, *, shar
     for exchange in (exchange for exchange in exchanges if exchange.carries_weight):
         raise AttachError(
             f"{strategy.name or 'the strategy'}: {exchange.name} is push-sum, and {type(optimizer).__name__} steps "
-            "with a closure, which would compute with x in place of x / w. Use an optimizer that steps without one, or "
+            "with a closure, which would compute with weighted parameters. Use an optimizer that steps without one, or "
             "a topology whose weights stay 1 (ring, exponential, random_matching)"
         )
 
@@ -205,8 +205,8 @@ def _check_modules(model: nn.Module) -> None:
             )
         if isinstance(module, torch.jit.ScriptModule):
             raise AttachError(
-                f"{what} is TorchScript, which does not run the session's hooks as they are: attach the plain model, "
-                "and script it for what comes after training"
+                f"{what} is TorchScript, which does not run the session's Python hooks: attach the plain model, and "
+                "script it after training"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise AttachError(

@@ -71,7 +71,7 @@ def _warn_of_left(file: str, keys: str) -> None:
         if launched_rank() != 0 or (file, keys) in _warned_of:
             return
         _warned_of.add((file, keys))
-    _log.warning("%s: only `hocket run` reads %s: in a script the script's own count", file, keys)
+    _log.warning("%s: only `hocket run` reads %s; in a script, set them in the script", file, keys)
 
 
 def _as_file(strategy: Strategy, registry: Registry) -> dict[str, object]:

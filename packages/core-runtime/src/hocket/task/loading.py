@@ -312,7 +312,7 @@ def _refuse_what_shards_otherwise(dataset: object, options: Mapping[str, object]
             "hocket.loader makes the DataLoader: give it the dataset, and the DataLoader's arguments"
         )
     if "generator" in options:
-        raise UserError("hocket.loader has no generator: its order is drawn from seed")
+        raise UserError("hocket.loader takes no generator: its argument seed sets the order")
     if not options.get("in_order", True):
         raise UserError("hocket.loader: in_order=False would give batches in another order in each run")
 

@@ -203,8 +203,8 @@ class AppliedTerms:
             name = next(name for name, each in self._parameters.items() if each is late[0])
             _log.warning(
                 "rank %d: the optimizer's momentum of %s was cleared or written between backward() and "
-                "optimizer.step(), and compressor %s had applied what was there before: what was written counts from "
-                "the next step on. Do it before backward(); or %s leaves momentum to the optimizer",
+                "optimizer.step(), but compressor %s had already applied the old one: the new one counts from the next "
+                "step on. Change it before backward(); or %s leaves momentum to the optimizer",
                 self._peer.rank,
                 name,
                 compressor,
