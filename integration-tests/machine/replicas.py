@@ -180,11 +180,18 @@ class Exchanges:
             if not names:
                 continue
             shapes = {name: p.shape for name, p in Toy(0).named_parameters()}
+            # What has a gradient on no rank sends nothing of its residual, and keeps all of it.
+            sends = torch.cat(
+                [
+                    torch.full((shapes[name].numel(),), any(of[name] is not None for of in own))
+                    for name in names
+                ]
+            )
             total: Tensor | int = 0
             for rank, of_rank in enumerate(own):
                 flat = torch.cat([_flat(of_rank[name], shapes[name]) for name in names])
                 held = self.residuals[rank].get(layer, torch.zeros_like(flat)) + flat
-                sent = _largest(held, max(1, round(density * len(held))))
+                sent = _largest(held * sends, max(1, round(density * len(held))))
                 self.residuals[rank][layer] = held - sent
                 total = total + sent
             assert isinstance(total, Tensor)

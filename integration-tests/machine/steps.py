@@ -224,7 +224,14 @@ class Steps:
 
     def _step_together(self, given: Given) -> None:
         """Let all optimizers step in threads, whose closures meet."""
-        meeting = threading.Barrier(len(self.replicas), action=lambda: self._meet(given), timeout=20)
+        residuals = copy.deepcopy(self.exchanges.residuals)
+
+        def meet() -> None:
+            # An earlier closure's gradients are dropped, and taken out of what a compressor remembers.
+            self.exchanges.residuals = copy.deepcopy(residuals)
+            self._meet(given)
+
+        meeting = threading.Barrier(len(self.replicas), action=meet, timeout=20)
         failures: list[BaseException] = []
 
         def closure() -> Tensor:

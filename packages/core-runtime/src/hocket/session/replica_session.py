@@ -414,7 +414,8 @@ class ReplicaSession(EngineSession):
             self._warned_of_skipped_batch = True
             _log.warning(
                 "rank %d made no optimizer.step() with the batch of step %d: %s. To add gradients up over batches, put "
-                "all but the last into session.accumulate(); to validate, read the loader itself",
+                "all but the last into session.accumulate(); to validate, read the loader itself; to read batches "
+                "ahead, put session.data around what does: session.data(prefetch(loader))",
                 self.rank,
                 self.step,
                 "it counts as a step" if gradients is None else "it steps with the other ranks' gradients",

@@ -25,7 +25,7 @@ from torch.utils.data import (
 from hocket import draws
 from hocket.errors import UserError
 from hocket.plain import Batch, Tree
-from hocket.session.data.loader import LoaderReading, reading_in_force
+from hocket.session.data.reading import LoaderReading, reading_in_force
 from hocket.task.indices import (
     Alone,
     DealtBatches,
@@ -120,7 +120,7 @@ class Loader(DataLoader[Batch]):
         reading = reading_in_force()
         for batch, weight in begun or self._begin(reading):
             if reading is not None and weight is not None:
-                reading.note(self, weight)
+                reading.note(self, weight, batch)
             yield batch
 
     def _begin(self, reading: LoaderReading | None) -> Iterator[_Weighted]:

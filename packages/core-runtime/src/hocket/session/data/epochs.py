@@ -9,12 +9,8 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 from hocket.errors import ExchangeTimeoutError, UserError
 from hocket.plain import Batch, Tree
 from hocket.randomness import RandomState
-from hocket.session.data.loader import (
-    END,
-    Cursor,
-    LoaderCursor,
-    LoaderReading,
-)
+from hocket.session.data.loader import END, Cursor, LoaderCursor
+from hocket.session.data.reading import LoaderReading
 from hocket.session.data.streams import StreamCursor, StreamedSamples
 from hocket.transport.peer import gather
 from hocket.transport.status import number_ranks

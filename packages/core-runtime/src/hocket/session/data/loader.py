@@ -15,12 +15,10 @@ warning is logged.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import threading
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TypeGuard, cast
 
 import numpy as np
@@ -31,77 +29,23 @@ from hocket import randomness
 from hocket.errors import CheckpointError, DisagreementError
 from hocket.plain import Batch, Stateful, TreeView
 from hocket.randomness import RandomState
+from hocket.session.data.reading import LoaderReading, leaves
 
 __all__ = [
     "END",
     "Cursor",
     "LoaderCursor",
-    "LoaderReading",
     "check_facts",
     "fingerprint",
     "length_of",
     "own_generators",
-    "reading_in_force",
     "warn_of_shares",
 ]
 
 _log = logging.getLogger("hocket")
 
-_here = threading.local()
-
 #: What comes after the last batch.
 END: Batch = object()
-
-
-def reading_in_force() -> LoaderReading | None:
-    """Return the reading that this thread's loader belongs to; None outside of a session's pass."""
-    return getattr(_here, "reading", None)
-
-
-class LoaderReading:
-    """A session's reading of a loader: its share of the samples, and the weight of each batch.
-
-    In force within its `with` statement. A loader of `hocket.loader` looks it up whenever it is read, also through
-    other iterables: `session.data(tqdm(loader))`, `session.data(zip(one, other))`.
-
-    Args:
-        rank, size: the number of this rank's share of the samples, and the number of shares.
-        epoch: the number of the pass, from 0, from which the order of its samples is drawn.
-
-    Attributes:
-        facts: the loaders' facts that all ranks must agree in: JSON values by name.
-        unweighed: whether batches should count differently, but could not be gathered apart.
-    """
-
-    def __init__(self, rank: int, size: int, epoch: int) -> None:
-        self.rank, self.size, self.epoch = rank, size, epoch
-        self.facts: list[dict[str, object]] = []
-        self.unweighed = False
-        self._noted: list[tuple[int, float]] = []
-        self._in_step = True
-        self._outer: LoaderReading | None = None
-
-    def __enter__(self) -> None:
-        self._outer = reading_in_force()
-        _here.reading = self
-
-    def __exit__(self, *_: object) -> None:
-        _here.reading = self._outer
-
-    def note(self, loader: object, weight: float) -> None:
-        """Note that a loader gives a batch, and its weight."""
-        self._noted.append((id(loader), weight))
-
-    def take_weight(self) -> float | None:
-        """Return the weight of the batch that has just been read; None where no loader gives one."""
-        noted, self._noted = self._noted, []
-        # A loader that was read twice at once, or not at all, is read ahead: its weights are other batches'.
-        self._in_step &= len({loader for loader, _ in noted}) == len(noted)
-        weights = {weight for _, weight in noted}
-        if self._in_step and len(weights) == 1:
-            return weights.pop()
-        self.unweighed |= bool(weights - {1.0})
-        return None
 
 
 class Cursor(ABC):
@@ -200,7 +144,7 @@ class LoaderCursor(Cursor):
         state = None if self._stateful is None else self._stateful.state_dict()
         with self.reading:
             batch = next(self._batches, END)
-        self._weight_following = self.reading.take_weight()
+        self._weight_following = self.reading.take_weight(batch)
         if batch is not END:
             self.num_read += 1
             self._before_newest, self._loader_state = before, state
@@ -256,7 +200,7 @@ class LoaderCursor(Cursor):
         for number in range(num_read - 1):
             with self.reading:
                 batch = next(self._batches, END)
-            self.reading.take_weight()
+            self.reading.take_weight(batch)
             self.first = batch if number == 0 else self.first
             if batch is END:
                 raise CheckpointError(
@@ -355,19 +299,13 @@ def check_facts(gathered: Sequence[list[dict[str, object]]]) -> None:
 
 def _pieces(value: object) -> Iterator[memoryview | bytes]:
     """Yield the bytes of all numbers and text in a batch."""
-    if isinstance(value, Tensor):
-        if value.layout == torch.strided and not (value.is_meta or value.is_nested or value.is_quantized):
-            plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-            yield plain.reshape(-1).view(torch.uint8).numpy().data
-    elif isinstance(value, np.ndarray):
-        if value.dtype != object:
-            yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
-    elif isinstance(value, str | bytes | bool | int | float | np.generic):
-        yield repr(value).encode()
-    elif isinstance(value, Mapping):
-        yield from _pieces(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _pieces(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from _pieces([getattr(value, field.name) for field in dataclasses.fields(value)])
+    for leaf in leaves(value):
+        if isinstance(leaf, Tensor):
+            if leaf.layout == torch.strided and not (leaf.is_meta or leaf.is_nested or leaf.is_quantized):
+                plain = leaf.detach().resolve_conj().resolve_neg().cpu().contiguous()
+                yield plain.reshape(-1).view(torch.uint8).numpy().data
+        elif isinstance(leaf, np.ndarray):
+            if leaf.dtype != object:
+                yield np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data
+        elif isinstance(leaf, str | bytes | bool | int | float | np.generic):
+            yield repr(leaf).encode()

@@ -17,15 +17,8 @@ import numpy as np
 from hocket.errors import UserError
 from hocket.messages import pack, unpack
 from hocket.plain import Batch
-from hocket.session.data.loader import (
-    END,
-    Cursor,
-    LoaderReading,
-    check_facts,
-    fingerprint,
-    length_of,
-    warn_of_shares,
-)
+from hocket.session.data.loader import END, Cursor, check_facts, fingerprint, length_of, warn_of_shares
+from hocket.session.data.reading import LoaderReading
 from hocket.session.engine_session import EngineSession
 from hocket.session.step.looking_on import only_evaluates
 from hocket.transport.peer import gather

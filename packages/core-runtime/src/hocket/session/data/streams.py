@@ -13,7 +13,8 @@ import torch
 from hocket import randomness
 from hocket.plain import Batch, TreeView
 from hocket.randomness import RandomState
-from hocket.session.data.loader import END, Cursor, LoaderReading, length_of, own_generators
+from hocket.session.data.loader import END, Cursor, length_of, own_generators
+from hocket.session.data.reading import LoaderReading
 from hocket.strategy.samples import SampleShuffle, SampleStream
 from hocket.transport.peer import Peer, gather
 
