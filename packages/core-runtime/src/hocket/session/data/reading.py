@@ -86,7 +86,7 @@ class LoaderReading:
 
 @dataclasses.dataclass(frozen=True)
 class _Noted:
-    """The weight of a batch that a loader has given, and references to the batch's arrays, which do not hold them."""
+    """The weight of a batch that a loader has given, and weak references to its arrays."""
 
     loader: int
     weight: float
