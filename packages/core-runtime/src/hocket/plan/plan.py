@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from statistics import mean
+from statistics import fmean
 
 from torch import nn
 
@@ -188,7 +188,7 @@ def _planned(
         exchange,
         parts,
         tuple(cut),
-        mean(cost.bytes for cost in of_rank),
+        fmean(cost.bytes for cost in of_rank),
         max(cost.seconds for cost in of_rank),
         slowest_seconds,
         round(max(cost.memory for cost in of_rank)),

@@ -6,7 +6,6 @@ Each rank's value is a token, and each exchange determines the ranks that end wi
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import lcm
 
 from hocket.collective.api import Collective, Ends
@@ -133,11 +132,8 @@ def outer_holders(exchange: Exchange, placement: Placement, segment: int) -> tup
     return tuple((rank,) for ranks in held for rank in ranks)
 
 
-@dataclass(frozen=True)
-class _OwnValue:
-    """The token of one rank's contribution."""
-
-    rank: int
+class _OwnValue(int):
+    """The token of one rank's contribution: its number."""
 
 
 def _own_contributions(placement: Placement) -> list[Hashable]:
@@ -176,7 +172,7 @@ def _contributors(values: Iterable[Hashable]) -> set[int]:
             continue
         seen.add(id(token))  # many ranks hold one and the same
         if isinstance(token, _OwnValue):
-            found.add(token.rank)
+            found.add(int(token))
         elif isinstance(token, tuple):
             left.extend(token)
     return found
