@@ -18,7 +18,7 @@ import hocket
 from hocket.topology import Topology
 from hocket.transport.peer import Peer
 
-__all__ = ["LAYERS", "averaged", "batches", "flat", "mlp", "on_ranks", "over_mpi", "sgd", "train"]
+__all__ = ["LAYERS", "averaged", "batches", "flat", "mlp", "on_ranks", "over_processes", "sgd", "train"]
 
 STEPS = 4
 
@@ -69,7 +69,7 @@ def train(
     return flat(model)
 
 
-def over_mpi(peer: Peer, recipe: str, overrides: Sequence[str]) -> list[float]:
+def over_processes(peer: Peer, recipe: str, overrides: Sequence[str]) -> list[float]:
     """Train as a rank of a `hocket.testing.job.Job`."""
     torch.set_num_threads(1)
     trained: list[float] = train(hocket.compose(recipe, *overrides), peer).tolist()

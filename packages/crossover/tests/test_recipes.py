@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from replicas import LAYERS, averaged, batches, flat, mlp, on_ranks, over_mpi, sgd, train
+from replicas import LAYERS, averaged, batches, flat, mlp, on_ranks, over_processes, sgd, train
 
 import hocket
 from hocket.testing.job import Job
@@ -43,20 +43,25 @@ def test_virtual_ranks_mix_segment_by_segment(recipe: str, hidden: str, size: in
     assert_equal(ended, averaged(size, topology, cuts=cuts, delayed="delay" in hidden))
 
 
-@pytest.fixture(scope="module")
-def job() -> Iterator[Job]:
-    job = Job(8, Path(__file__).parent)
+MPI = [
+    pytest.mark.mpi,
+    pytest.mark.full,  # whose ranks do not share the start of one process
+    pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
+]
+
+
+@pytest.fixture(scope="module", params=["torch", pytest.param("mpi", marks=MPI)])
+def job(request: pytest.FixtureRequest) -> Iterator[Job]:
+    job = Job(8, Path(__file__).parent, request.param)
     yield job
     job.close()
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 @pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.parametrize("recipe", ["crossover", "crossover.unfair"])
-def test_mpi_ranks_mix_segment_by_segment(job: Job, recipe: str, hidden: str) -> None:
+def test_processes_mix_segment_by_segment(job: Job, recipe: str, hidden: str) -> None:
     topology, cuts = RECIPES[recipe]
-    ended = job.run(over_mpi, (recipe, [f"parameters.0={hidden}"]))
+    ended = job.run(over_processes, (recipe, [f"parameters.0={hidden}"]))
     assert_equal(ended, averaged(8, topology, cuts=cuts, delayed="delay" in hidden))
 
 

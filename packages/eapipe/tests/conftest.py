@@ -10,12 +10,17 @@ import pytest
 
 from hocket.testing.job import Job
 
+#: Ranks under mpiexec do not share the start of one process.
+MPI = [
+    pytest.mark.mpi,
+    pytest.mark.full,
+    pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
+]
 
-@pytest.fixture(scope="session")
-def job_of_4() -> Iterator[Job]:
-    """Four ranks under mpiexec."""
-    if find_spec("mpi4py") is None:
-        pytest.skip("mpi4py is not installed")
-    job = Job(4, Path(__file__).parent)
+
+@pytest.fixture(scope="session", params=["torch", pytest.param("mpi", marks=MPI)])
+def job_of_4(request: pytest.FixtureRequest) -> Iterator[Job]:
+    """Four ranks that are processes."""
+    job = Job(4, Path(__file__).parent, request.param)
     yield job
     job.close()

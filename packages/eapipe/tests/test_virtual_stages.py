@@ -109,28 +109,24 @@ def test_pipelines_that_average_in_pairs_settle_with_every_change() -> None:
         torch.testing.assert_close(own.mean(0), torch.tensor(mean), rtol=0, atol=1e-6)
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("policy", POLICIES)
-def test_over_mpi(job_of_4: Job, policy: str) -> None:
+def test_over_processes(job_of_4: Job, policy: str) -> None:
     [alone] = on_virtual_ranks(1, bodies.train_convnet, policy, 4, 11)
     check_same(alone, [tuple(each) for each in job_of_4.run(bodies.train_convnet, (policy, 4, 11))])
 
 
-@pytest.mark.mpi
-def test_nested_values_over_mpi(job_of_4: Job) -> None:
+def test_nested_values_over_processes(job_of_4: Job) -> None:
     [alone] = on_virtual_ranks(1, bodies.train_shapes, 4, 9)
     check_same(alone, [tuple(each) for each in job_of_4.run(bodies.train_shapes, (4, 9))])
 
 
-@pytest.mark.mpi
-def test_more_stages_than_processes_over_mpi(job_of_4: Job) -> None:
+def test_more_stages_than_there_are_processes(job_of_4: Job) -> None:
     [alone] = on_virtual_ranks(1, bodies.train_convnet, "elastic", 7, 12)
     check_same(alone, [tuple(each) for each in job_of_4.run(bodies.train_convnet, ("elastic", 7, 12))])
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("plugin", ["crossover", "redsync"])
-def test_two_pipelines_of_two_over_mpi(job_of_4: Job, plugin: str) -> None:
+def test_two_pipelines_of_two_over_processes(job_of_4: Job, plugin: str) -> None:
     """With a plugin's strategy among the two holders of each stage."""
     pytest.importorskip(f"hocket_{plugin}")
     if plugin not in default_registry().installed():

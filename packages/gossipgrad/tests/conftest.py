@@ -10,22 +10,24 @@ import pytest
 
 from hocket.testing.job import Job
 
+NO_MPI = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+#: Ranks under mpiexec do not share the start of one process.
+TRANSPORTS = ["torch", pytest.param("mpi", marks=[pytest.mark.mpi, pytest.mark.full, NO_MPI])]
 
-def _job(size: int) -> Iterator[Job]:
-    if find_spec("mpi4py") is None:
-        pytest.skip("mpi4py is not installed")
-    job = Job(size, Path(__file__).parent)
+
+def _job(size: int, transport: str) -> Iterator[Job]:
+    job = Job(size, Path(__file__).parent, transport)
     yield job
     job.close()
 
 
-@pytest.fixture(scope="session")
-def job_of_8() -> Iterator[Job]:
-    """Eight ranks under mpiexec."""
-    yield from _job(8)
+@pytest.fixture(scope="session", params=TRANSPORTS)
+def job_of_8(request: pytest.FixtureRequest) -> Iterator[Job]:
+    """Eight ranks that are processes."""
+    yield from _job(8, request.param)
 
 
-@pytest.fixture(scope="session")
-def job_of_3() -> Iterator[Job]:
+@pytest.fixture(scope="session", params=[pytest.param("mpi", marks=[pytest.mark.mpi, NO_MPI])])
+def job_of_3(request: pytest.FixtureRequest) -> Iterator[Job]:
     """Three ranks under mpiexec."""
-    yield from _job(3)
+    yield from _job(3, request.param)

@@ -96,7 +96,6 @@ def test_without_rotation_and_at_full_exchange_it_is_synchronous_sgd() -> None:
             np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize(("recipe", "overrides"), CASES)
-def test_over_mpi(job_of_8: Job, recipe: str, overrides: list[str]) -> None:
+def test_over_processes(job_of_8: Job, recipe: str, overrides: list[str]) -> None:
     check(job_of_8.run(train, (recipe, overrides, STEPS)), recipe, STEPS)
