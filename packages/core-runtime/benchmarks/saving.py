@@ -1,6 +1,6 @@
 """Seconds that a checkpoint adds to training: none, `session.save` that blocks, and one beside training.
 
-    python packages/core-runtime/benchmarks/saving.py [MILLIONS] [ROUNDS] [--bfloat16] [--folder DIR]
+    python packages/core-runtime/benchmarks/saving.py [MILLIONS] [ROUNDS] [--steps N] [--bfloat16] [--folder DIR]
 
 One rank trains a stack of linear layers with SGD, and saves once. The three ways alternate, on one model; each row is
 the median over the rounds, with seconds of a save's call and of all steps from it until the checkpoint is complete.
@@ -20,9 +20,6 @@ from torch import nn
 
 import hocket
 
-#: Steps of a round, at least; the save comes before them.
-_STEPS = 12
-
 
 def model_of(millions: float, dtype: torch.dtype) -> nn.Module:
     """Return layers of 4 million parameters each."""
@@ -33,7 +30,8 @@ def model_of(millions: float, dtype: torch.dtype) -> nn.Module:
 class Training:
     """A model in training, step by step."""
 
-    def __init__(self, millions: float, dtype: torch.dtype) -> None:
+    def __init__(self, millions: float, dtype: torch.dtype, steps: int) -> None:
+        self._steps = steps
         self.model = model_of(millions, dtype)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6)
         self.session = hocket.attach(self.model, self.optimizer, "local")
@@ -54,7 +52,7 @@ class Training:
             path = self.session.save(folder, keep=1, blocking=way == "blocking")
             called_s = time.perf_counter() - begun_s
         steps = 0
-        while steps < _STEPS or (path is not None and not path.exists()):
+        while steps < self._steps or (path is not None and not path.exists()):
             self.step()
             steps += 1
         took_s = time.perf_counter() - begun_s
@@ -69,12 +67,16 @@ def main() -> None:
     parser.add_argument("millions", type=float, nargs="?", default=100)
     parser.add_argument("rounds", type=int, nargs="?", default=3)
     parser.add_argument("--bfloat16", action="store_true")
+    parser.add_argument(
+        "--steps", type=int, default=12, help="of a round, at least; the save comes before them"
+    )
     parser.add_argument("--folder", type=Path)
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=given.folder))
     took: dict[str, list[tuple[float, float, int]]] = {"none": [], "blocking": [], "beside": []}
     try:
-        training = Training(given.millions, torch.bfloat16 if given.bfloat16 else torch.float32)
+        dtype = torch.bfloat16 if given.bfloat16 else torch.float32
+        training = Training(given.millions, dtype, given.steps)
         training.round_s("beside", folder)  # takes the memory for copies
         for _ in range(given.rounds):
             for way, seconds in took.items():

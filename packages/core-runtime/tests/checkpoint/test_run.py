@@ -14,6 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from hocket.checkpoint.folder import complete
 from hocket.cli.main import main
 from hocket.session.replica_session import ReplicaSession
 
@@ -92,6 +93,19 @@ def same(one: Path, other: Path) -> bool:
     return (summary, rows) == (other_summary, other_rows) and all(
         torch.equal(value, other_model[name]) for name, value in model.items()
     )
+
+
+def test_a_run_that_saves_beside_training(made: Path, run: Callable[..., int], tmp_path: Path) -> None:
+    out = tmp_path / "beside"
+    assert run(*ARGUMENTS, "steps=7", "checkpoint.blocking=false", "--out", str(out)) == 0
+    assert same(out, made)
+    assert [path.name for path in complete(out / "checkpoints")] == ["step-00000007"]
+    resumed, expected = tmp_path / "resumed", tmp_path / "expected"
+    shutil.copytree(made, expected)
+    out.rename(resumed)
+    for folder in (resumed, expected):
+        assert run(*ARGUMENTS, "steps=9", "--resume", "--out", str(folder)) == 0
+    assert same(resumed, expected)
 
 
 # Rows are written after step 50 and before: after the last checkpoint, within an epoch, and at its end.

@@ -354,6 +354,9 @@ class EngineSession(ABC):
         """End `session.save_on_signal`, and leave a save under way; collective if `together`; closing calls it."""
         if self.beside_training is not None:
             self.beside_training.drop()
+            if together:
+                self.beside_training.close()
+            self.beside_training = None
         if self.save_point is not None:
             self.save_point.close(together=together)
             self.save_point = None

@@ -110,6 +110,10 @@ class BesideTraining:
             with contextlib.suppress(OSError):
                 acts.close()
 
+    def close(self) -> None:
+        """Close the lane, when no save is under way; collective."""
+        self._lane.close()
+
     def _go_on(self, act: OnThreads[Any], step: int) -> None:
         """Begin the next act with the results of one that has ended."""
         assert self._acts is not None
