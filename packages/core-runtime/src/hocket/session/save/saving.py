@@ -125,13 +125,9 @@ def _acts(
     """Yield the acts of a save that has begun: each rank's file, the manifest, and the final name.
 
     Args:
-        session: the session.
-        path: the checkpoint's directory meanwhile.
-        number: the least number in its final name.
+        path, number: the checkpoint's directory meanwhile, and the least number in its final name.
         held: the files in this folder, if this rank is the first that has it; else none.
-        manifest: the manifest, without files.
-        content: returns the content of this rank's file.
-        keep: number of complete checkpoints to keep; None for all.
+        manifest, content: the manifest without files, and a function that returns what is in this rank's file.
         begun: undoes the save if it fails.
     """
     rank = session.peer.rank
