@@ -66,9 +66,9 @@ class AbsentStages:
         if not self._whole:
             holder = self._mesh.holders[stage]
             raise CheckpointError(
-                f"stage {stage + 1} of {self._mesh.stages} is on rank {holder} of its pipeline and empty here, so that "
-                "saving the model would lose it: save within session.consensus() or session.replica(), which make the "
-                "model whole, and after an error continue from what session.save() has written"
+                f"stage {stage + 1} of {self._mesh.stages} is on rank {holder} of its pipeline and empty here; a saved "
+                "model would lack it. Save within session.consensus() or session.replica(), which assemble the whole "
+                "model; after an error continue from what session.save() has written"
             )
 
     def release(self) -> None:

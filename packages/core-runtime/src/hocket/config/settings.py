@@ -205,10 +205,9 @@ class RunSettings:
         network: the network that the virtual transport imitates and `plan` predicts for.
         compute: the time of a step's computing on the virtual transport, whose clock does not see it.
         delays: injected imbalance: the delay of each rank in each step, for any strategy; null for none.
-        synchronous_steps: the number of steps, at the beginning, with recipe `agd`'s exchange in place of the
-            strategy's own, 0 or more; or their share, such as 25%, beside `steps`; a complete file has them as
-            `phases`.
-        phases: overrides of the strategy by the step from which they hold, each laid over what held before.
+        synchronous_steps: the number of first steps that exchange as recipe `agd` does, 0 or more; if `steps` is set,
+            it may be a share of them, such as 25%. A complete file has these steps as `phases`.
+        phases: overrides of the strategy, by the step from which they hold; each adds to the ones before.
     """
 
     name: str | None = None
