@@ -131,6 +131,7 @@ def test_an_interrupted_run_of_islands_goes_on_within_an_epoch(tmp_path: Path) -
             FOUR,
             [
                 "diloco.two_level",
+                DILOCO[-1],
                 "gradients.0.over.by=null",
                 "gradients.0.over.size=2",
                 "parameters.0.every=4",
@@ -165,7 +166,7 @@ def test_a_sweep_between_islands(tmp_path: Path) -> None:
         ),
         (
             ["agd", "island.shard=2", "-n", "4", "--transport", "virtual"],
-            "island: virtual ranks share one process",
+            "island: virtual ranks",
         ),
         (["agd", "island.sharded=2", "-n", "4"], "island.sharded: unknown key; allowed: shard"),
         (["agd", "island.replicate=2", "-n", "4"], "replicate is 2, and shard is 1"),
@@ -173,6 +174,11 @@ def test_a_sweep_between_islands(tmp_path: Path) -> None:
         (["eager.majority", "island.shard=2", "-n", "4"], "the model is sharded, and with collective eager"),
         (["gossipgrad", "island.shard=2", "-n", "4"], "samples: exchanges of samples"),
         (["agd", "optimizer=torch.optim:LBFGS", "island.shard=2", "-n", "4"], "LBFGS steps with a closure"),
+        (["agd", "optimizer=adafactor", "island.shard=2", "-n", "4"], "torch's Adafactor takes no shards"),
+        (
+            ["agd", "optimizer.fused=true", "island.shard=2", "-n", "4"],
+            "torch's SGD with fused=True takes no shards",
+        ),
         (["eapipe", "island.shard=2", "-n", "4"], "island of 2 ranks: engine .* takes whole models"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",

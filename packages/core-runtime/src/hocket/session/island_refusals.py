@@ -96,6 +96,12 @@ def check_sharded(
     for each in map(stepped_by, optimizers):
         if needs_closure(each):
             refuse_closure(each, strategy, sharded=True)
+        if isinstance(each, torch.optim.Adafactor) or (isinstance(each, torch.optim.SGD) and _is_fused(each)):
+            kind = type(each).__name__ + " with fused=True" * _is_fused(each)
+            raise AttachError(
+                f"the model is sharded, and torch's {kind} takes no shards: use another optimizer, such as AdamW, or "
+                "leave fused out"
+            )
     if any(each.samples is not None for each in strategy.in_turn):
         raise AttachError(
             "samples: exchanges of samples give each rank batches of its own, and the ranks of an island have to end "
@@ -105,6 +111,10 @@ def check_sharded(
         reason = _reason(exchange, shortest)
         if reason:
             raise AttachError(f"{exchange.name}: the model is sharded, and {reason}")
+
+
+def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    return any(group.get("fused") for group in optimizer.param_groups)
 
 
 def _unsummed(model: nn.Module) -> Iterator[str]:
