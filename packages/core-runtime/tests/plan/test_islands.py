@@ -49,12 +49,14 @@ def test_segments_are_cut_by_whole_parameters() -> None:
 def test_islands_are_where_their_ranks_are(
     ranks: int | None, hosts: str, island: int, expected: tuple[int, ...]
 ) -> None:
-    _, placement = planned_run("sgd", (), ranks, parse_hosts(hosts) if hosts else (), island)
+    _, placement = planned_run(
+        "sgd", (f"island={{shard: {island}}}",), ranks, parse_hosts(hosts) if hosts else ()
+    )
     assert placement.hosts == expected
 
 
 def test_parts_of_islands_are_refused() -> None:
-    with pytest.raises(UserError, match="--island 4: hosts of 6 ranks hold no whole number of islands"):
-        planned_run("sgd", (), 6, (), 4)
+    with pytest.raises(UserError, match="island of 4 ranks: 6 ranks hold no whole number of islands"):
+        planned_run("sgd", ("island={shard: 4}",), 6, ())
     with pytest.raises(UserError, match="--hosts ISLANDSx16, with the bandwidth of its link"):
-        planned_run("sgd", (), None, parse_hosts("4x8"), 16)
+        planned_run("sgd", ("island={shard: 16}",), None, parse_hosts("4x8"))

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from toys import Batch, batches, mlp, on_ranks, sgd
 
 import hocket
-from hocket.checkpoint import model_files
+from hocket.checkpoint import files, model_files
 from hocket.checkpoint.model_files import ModelTensors, open_model
 from hocket.errors import CheckpointError
 from hocket.session.save.model_state import load_model, model_state
@@ -162,9 +162,10 @@ def test_all_names_of_tied_tensors_are_written(tmp_path: Path, caplog: pytest.Lo
 def test_names_are_those_of_the_model_without_wrappers() -> None:
     model = mlp()
     expected = model.state_dict()
-    part = torch.compile(model[0], backend="eager")
-    compiled = torch.compile(nn.Sequential(part, *model[1:]), backend="eager")
-    assert same(model_state(compiled), expected)  # type: ignore[arg-type]
+    first, *others = model
+    part: Any = torch.compile(first, backend="eager")
+    compiled: Any = torch.compile(nn.Sequential(part, *others), backend="eager")
+    assert same(model_state(compiled), expected)
 
 
 # ---- the folder ----------------------------------------------------------------------------------------------------
@@ -223,13 +224,13 @@ def test_a_kill_leaves_the_folder_as_it_was(
 ) -> None:
     """Kill an export after each of its files; a later one removes what was left."""
     out = tmp_path / "out"
-    write = model_files.write_tensors
+    write = files.write_tensors
 
     def use(session: hocket.Session) -> dict[str, Tensor]:
         if earlier:
             session.export(out)
         for number in range(4):
-            written = []
+            written: list[int] = []
 
             def die(*given: Any, written: list[int] = written, number: int = number) -> None:
                 if len(written) == number:
