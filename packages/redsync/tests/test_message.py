@@ -97,7 +97,7 @@ def test_a_message_that_is_too_short_is_refused(message: Message, length: int) -
 @pytest.mark.parametrize(("place", "value"), [(0, 21), (0, -1), (1, 7), (2, 11)])
 def test_a_header_of_another_segment_is_refused(message: Message, place: int, value: int) -> None:
     message.payload.view(np.int32)[place] = value
-    with pytest.raises(ValueError, match="says that its parameters send"):
+    with pytest.raises(ValueError, match="it announces"):
         add_packed(message, 1.0, torch.zeros_like(message.segment.outgoing))
 
 

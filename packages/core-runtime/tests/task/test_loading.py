@@ -386,9 +386,9 @@ def test_weights_that_nobody_can_tell_apart_are_told(caplog: pytest.LogCaptureFi
         batches = iter(loader)
         held = next(batches)
         for batch in batches:
-            yield held
+            yield held.clone()
             held = batch
-        yield held
+        yield held.clone()
 
     with caplog.at_level(logging.WARNING, "hocket"):
         ranks = read(lambda: ahead(hocket.loader(Numbers(11), 2)), 2)

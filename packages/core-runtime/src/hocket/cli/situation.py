@@ -98,7 +98,8 @@ class Asked:
         summary = read_summary(folder / SUMMARY)
         ranks, islands = config["ranks"], summary.get("islands", config["ranks"])
         self.target, self.overrides = None, [f"ranks={ranks}", *self.overrides]
-        self.island = self.island or ranks // islands
+        if islands < ranks:
+            self.island = self.island or ranks // islands
         self.params = self.params or str(summary["parameters"])
         if speed := summary["steps_per_second"]:  # None or 0 where no step was timed
             self.step = self.step or f"{(1 - summary['exposed_wait_fraction']) / speed:.6g}s"
