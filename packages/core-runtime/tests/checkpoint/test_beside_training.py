@@ -17,11 +17,12 @@ from training import Training, on_ranks
 
 import hocket
 from hocket.checkpoint import folder as folders
-from hocket.checkpoint.files import StateFile, write_prepared
+from hocket.checkpoint.files import Prepared, StateFile, Written, write_prepared
 from hocket.checkpoint.host_copies import HostCopies
 from hocket.checkpoint.manifest import rank_file
 from hocket.errors import CheckpointError
 from hocket.session.save import saving
+from hocket.session.save.save_point import SavePoint
 
 STRATEGIES = ["sgd", "dpsgd", "sgp", "agd", "periodic_average", "local"]
 
@@ -127,6 +128,27 @@ def test_it_is_complete_at_a_later_step(tmp_path: Path) -> None:
             return session.step
 
     assert min(hocket.virtual(2).run(run)) > 2
+
+
+def test_a_rank_that_leaves_steps_out_is_not_waited_for(tmp_path: Path) -> None:
+    """Its step ends with its next batch, and the other rank's before that: both gather something in between."""
+
+    def run() -> int:
+        script = Script("local")
+        with script.session as session:
+            session.peer.timeout_s = 10
+            path = session.save(tmp_path, blocking=False)
+            for _ in session.data(range(10_000), same_batches=True):
+                script.optimizer.zero_grad()
+                F.cross_entropy(script.model(torch.randn(3, 4)), torch.tensor([0, 1, 0])).backward()
+                if session.rank == 0:
+                    script.optimizer.step()
+                if all(session.gather(path.exists())):
+                    break
+        return session.step
+
+    assert max(hocket.virtual(2).run(run)) < 10_000
+    assert [path.name for path in folders.complete(tmp_path)] == ["step-00000000"]
 
 
 def test_the_second_save_waits_and_takes_the_same_memory(gate: Gate, tmp_path: Path) -> None:
@@ -242,6 +264,33 @@ def test_close_raises_it_on_all_ranks_and_closes(gate: Gate, tmp_path: Path) -> 
     assert one == other
     assert "/rank-0001.safetensors: No space left on device. Training is unharmed" in one
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_failed_does_not_keep_a_job_that_is_asked_to_end_from_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, prepared: Prepared) -> Written:
+        if path.parent.parent == tmp_path and path.name == rank_file(1):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write_prepared(path, prepared)
+
+    monkeypatch.setattr(saving, "write_prepared", write)
+
+    def run() -> None:
+        script = Script()
+        with pytest.raises(SystemExit, match="143"), script.session as session:  # noqa: PT012
+            session.save_on_signal(tmp_path / "last")
+            script.step()
+            session.save(tmp_path, blocking=False)
+            point = session.inner.save_point
+            assert isinstance(point, SavePoint)
+            point.asked, point.target = True, 1
+            point.agreed.set()
+            script.step()
+
+    hocket.virtual(2).run(run)
+    assert [path.name for path in folders.complete(tmp_path / "last")] == ["step-00000001"]
+    assert folders.complete(tmp_path) == []
 
 
 def test_what_cannot_be_saved_is_raised_at_once(tmp_path: Path) -> None:

@@ -313,3 +313,34 @@ def test_what_else_may_be_missing_is_refused(tmp_path: Path) -> None:
     _, session = attached()
     with pytest.raises(CheckpointError, match=r"missing is 'ok'; allowed: 'error', 'start'$"):
         session.load(tmp_path, missing="ok")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+@pytest.mark.parametrize("call", ["save", "save_on_signal"])
+def test_to_keep_none_is_refused(call: str, keep: int, tmp_path: Path) -> None:
+    """It would remove the checkpoint that was just saved, too."""
+
+    def run() -> None:
+        model = nn.Linear(4, 2)
+        with hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "sgd") as session:
+            session.save(tmp_path)
+            message = rf"session\.{call}: keep is {keep}; allowed: 1 or more, or None to keep all"
+            with pytest.raises(CheckpointError, match=message):
+                getattr(session, call)(tmp_path, keep=keep)
+
+    hocket.virtual(2).run(run)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000000"]
+
+
+@pytest.mark.parametrize("call", ["save", "load", "save_on_signal", "export"])
+def test_a_folder_that_the_system_does_not_take_is_named_on_all_ranks(call: str, tmp_path: Path) -> None:
+    def run() -> str:
+        model = nn.Linear(4, 2)
+        with hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "sgd") as session:
+            with pytest.raises(CheckpointError) as caught:
+                getattr(session, call)(tmp_path / ("long" * 100))
+            return str(caught.value)
+
+    one, other = hocket.virtual(2).run(run)
+    assert one == other
+    assert re.search("longlong.*: File name too long", one)

@@ -214,6 +214,22 @@ def test_a_run_is_not_taken_for_an_export(tmp_path: Path) -> None:
     assert (tmp_path / "run/metrics.jsonl").exists()
 
 
+@pytest.mark.parametrize("name", [".", "", "..", "/"])
+def test_the_working_directory_is_not_replaced(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell in it would stand in a folder that is no more."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def use(session: hocket.Session) -> None:
+        with pytest.raises(CheckpointError, match="is the working directory, or holds it: name a folder of"):
+            session.export(name)
+
+    on_ranks(2, lambda rank: trained(rank, "dpsgd", use))
+    assert [path.name for path in tmp_path.rglob("*")] == ["here"]
+
+
 class Killed(BaseException):
     """The end of a process."""
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from hocket.errors import CheckpointError, HocketError, reason
 from hocket.plain import Tree
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["collectively", "of_ranks", "on_rank_0", "on_ranks"]
+__all__ = ["collectively", "in_words", "of_ranks", "on_rank_0", "on_ranks", "results_of"]
 
 T = TypeVar("T")
 
@@ -27,11 +27,23 @@ def collectively(peer: Peer, act: Callable[[], T]) -> list[T]:
         own = {"result": act()}
     except Exception as error:
         cause, own = error, {"error": _described(error)}
-    everyone = gather(peer, own)
-    errors = of_ranks([of_rank.get("error", "") for of_rank in everyone])
+    return results_of(gather(peer, own), cause)
+
+
+def results_of(outcomes: Sequence[Mapping[str, Any]], cause: BaseException | None) -> list[Any]:
+    """Return the results of all ranks.
+
+    Args:
+        outcomes: of each rank its `result`, or its `error` in words.
+        cause: this rank's own error; None where it has none.
+
+    Raises:
+        CheckpointError: a rank has an error; names the ranks and the causes.
+    """
+    errors = of_ranks([of_rank.get("error", "") for of_rank in outcomes])
     if errors:
         raise CheckpointError("\n".join(errors)) from cause
-    return [of_rank["result"] for of_rank in everyone]
+    return [of_rank["result"] for of_rank in outcomes]
 
 
 def of_ranks(reported: Sequence[str]) -> list[str]:
@@ -82,6 +94,11 @@ def _described(error: Exception) -> str:
     """Return the text of an error for the other ranks, or raise it if they meet it by themselves."""
     if isinstance(error, HocketError) and not isinstance(error, CheckpointError):
         raise error
+    return in_words(error)
+
+
+def in_words(error: BaseException) -> str:
+    """Return the text of an error for the other ranks."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {reason(error)}"
     if isinstance(error, CheckpointError | OSError):

@@ -37,8 +37,13 @@ def export_folder(folder: Path, about: TreeView) -> Iterator[Path]:
         CheckpointError: there is something else at the place.
         OSError: it cannot be written.
     """
-    if folder.is_symlink():
+    if folder.is_symlink() or folder.name in ("", ".."):
         folder = folder.resolve()
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise CheckpointError(
+            f"{folder} is the working directory, or holds it: name a folder of the export's own, such as "
+            f"{folder / 'export'}"
+        )
     _refuse_others(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_left(folder)

@@ -123,7 +123,7 @@ def ranks_that_see(peer: Peer, folder: Path) -> tuple[str, list[tuple[bool, str,
     Raises:
         CheckpointError: on all ranks: rank 0 cannot write there.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()] if peer.rank == 0 else []
+    made = [path for path in (folder, *folder.parents) if not os.path.exists(path)] if peer.rank == 0 else []
     probe = folder / f".hocket-{secrets.token_hex(8)}.unfinished"
     try:
         name, where = on_rank_0(peer, lambda: _write(probe))
@@ -148,4 +148,4 @@ def _is_seen(path: Path) -> bool:
     """Return whether a path is there, after a look at its folder, which asks the disk's host again."""
     with contextlib.suppress(OSError):
         os.listdir(path.parent)
-    return path.exists()
+    return os.path.exists(path)  # Path.exists raises where a folder may not be read

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -24,10 +25,12 @@ from hocket.session.logs import open_logs
 from hocket.session.save.export import Export, Format, SavesPretrained, export_model
 from hocket.session.save.loading import Loading, Resumed
 from hocket.session.save.save_point import SavePoint
-from hocket.session.save.saving import look_at, save
+from hocket.session.save.saving import check_keep, look_at, save
 from hocket.session.script_run import ScriptRun
 
 __all__ = ["Session"]
+
+_log = logging.getLogger("hocket")
 
 
 class Session:
@@ -250,8 +253,8 @@ class Session:
         Args:
             folder: made if it is not there. On a disk that ranks do not share each host keeps its ranks' files, which
                 a line says at the first save, and `load` fetches what a host lacks.
-            keep: number of complete checkpoints to keep, the newest; those with other files than Hocket's stay too. All
-                stay where None.
+            keep: number of complete checkpoints to keep, the newest, 1 or more; those with other files than Hocket's
+                stay too. All stay where None.
             blocking: whether training waits until all is written. Else the state is copied into host memory, as much
                 as this rank's file, which the next such save takes again; a thread writes it, and the checkpoint is
                 complete some steps later. The next save, `load` and `close` wait for that.
@@ -266,6 +269,7 @@ class Session:
                 cannot write is raised on all ranks after a later step, or by the next save, `load` or `close`.
         """
         self.inner.require("session.save", training=True)
+        check_keep("session.save", keep)
         return save(self.inner, Path(folder), more, keep=keep, blocking=blocking)
 
     def _finish_save(self, call: str) -> None:
@@ -295,10 +299,18 @@ class Session:
             raise HocketError(
                 "session.save_on_signal was called before: give it everything that is saved at once"
             )
+        check_keep("session.save_on_signal", keep)
         look_at(self.inner, Path(folder))
-        self.inner.save_point = SavePoint(
-            self.inner, lambda: self.save(folder, keep=keep, blocking=True, **more)
-        )
+        self.inner.save_point = SavePoint(self.inner, lambda: self._save_at_last(Path(folder), keep, more))
+
+    def _save_at_last(self, folder: Path, keep: int | None, more: Mapping[str, Stateful]) -> Path:
+        """Save before the process ends, also where a save beside training has failed; collective."""
+        try:
+            self._finish_save("session.save")
+        except CheckpointError as error:
+            if self.is_main:
+                _log.warning("%s", error)
+        return self.save(folder, keep=keep, blocking=True, **more)
 
     def export(
         self,

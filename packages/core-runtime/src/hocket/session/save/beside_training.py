@@ -60,7 +60,7 @@ class BesideTraining:
         # A group of its own: what it sends mixes with nothing, also where ranks are at different steps.
         group = peer.group(range(peer.size))
         assert group is not None  # this rank is one of all
-        self._peer, self._lane = group, group.lane("save")
+        self._lane = group.lane("save")
         self.copies = HostCopies()
         self._acts: Acts | None = None
         self._act: OnThreads[Any] | None = None
@@ -86,6 +86,8 @@ class BesideTraining:
             return
         if self._act.look():
             self._go_on(self._act, step)
+        elif self._act.ended:
+            self._next_look = step + 1
         else:
             self._plan_look(step)
 
@@ -136,7 +138,7 @@ class BesideTraining:
         self._start(following, step)
 
     def _start(self, act: Callable[[], Any], step: int) -> None:
-        self._act = OnThreads(self._peer, self._lane, act)
+        self._act = OnThreads(self._lane, act)
         self._begun = step
         self._plan_look(step)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hocket import randomness
 from hocket.checkpoint import folder as folders
-from hocket.checkpoint.collectively import collectively, of_ranks
+from hocket.checkpoint.collectively import collectively, in_words, of_ranks
 from hocket.checkpoint.fetching import fetch, needed
 from hocket.checkpoint.files import StateFile
 from hocket.checkpoint.manifest import Manifest, rank_file
@@ -111,8 +111,8 @@ class Loading:
         try:
             found = folders.newest_first(self._folder, _BEGIN_THERE)
             names = ["" if path == self._folder else path.name for path in found]
-        except CheckpointError as error:
-            why = str(error)
+        except (CheckpointError, OSError) as error:
+            why = in_words(error)
         seen = gather(self._peer, [names, why])
         every = {name for of_rank, _ in seen for name in of_rank}
         if not every and missing == "error":

@@ -29,7 +29,17 @@ from hocket.session.save.beside_training import Acts, BesideTraining, at_once
 if TYPE_CHECKING:
     from hocket.session.engine_session import EngineSession
 
-__all__ = ["look_at", "place_of", "save", "versions"]
+__all__ = ["check_keep", "look_at", "place_of", "save", "versions"]
+
+
+def check_keep(call: str, keep: int | None) -> None:
+    """Refuse a number of checkpoints that would leave none, alike on all ranks.
+
+    Raises:
+        CheckpointError: says what is allowed.
+    """
+    if keep is not None and keep < 1:
+        raise CheckpointError(f"{call}: keep is {keep}; allowed: 1 or more, or None to keep all")
 
 
 def save(
