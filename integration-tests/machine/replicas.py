@@ -204,11 +204,14 @@ class Exchanges:
         """Add to a rank's gradients what the phase before has left, in all evaluations of a step."""
         for name, gradient in self.late[rank].items():
             parameter = replica.parameters[name]
+            if not parameter.requires_grad:
+                continue
             parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
 
-    def drop_late(self, rank: int) -> None:
-        """Take note of a rank's step, in which stale gradients were."""
-        self.late[rank] = {}
+    def drop_late(self, rank: int, replica: Replica) -> None:
+        """Take note of a rank's step, in which stale gradients were but for those of frozen parameters."""
+        frozen = {name for name, parameter in replica.parameters.items() if not parameter.requires_grad}
+        self.late[rank] = {name: late for name, late in self.late[rank].items() if name in frozen}
 
     # --- parameters
 

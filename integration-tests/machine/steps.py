@@ -192,7 +192,7 @@ class Steps:
             is_left_out = rank in self._leaving or (given.way.scaled and not _is_finite(replica))
             if not is_left_out:
                 self.exchanges.join_late(rank, replica)
-                self.exchanges.drop_late(rank)
+                self.exchanges.drop_late(rank, replica)
             _step(replica, unscaled)
 
     # --- closures
@@ -206,7 +206,7 @@ class Steps:
         else:
             self._step_together(given)
         for rank in range(0 if self._is_skipped else len(self.replicas)):
-            self.exchanges.drop_late(rank)
+            self.exchanges.drop_late(rank, self.replicas[rank])
 
     def _closure(self, given: Given, rank: int) -> Callable[[], Tensor]:
         """Return what a rank calls that steps with gradients of its own."""
