@@ -11,10 +11,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import hocket
+from hocket.cli.exporting import export_command
 from hocket.session.save.saved_model import open_checkpoint
+from hocket.testing.session import inner_of
 
 STRATEGIES = {
     "sgd": ["sgd"],
@@ -143,3 +146,87 @@ def test_peft_reads_an_exported_adapter(tmp_path: Path) -> None:
     given = PeftModel.from_pretrained(language(0), str(tmp_path / "out"))
     assert same(given.state_dict(), expected)
     assert (tmp_path / "out/adapter_config.json").exists()
+
+
+# ---- what the strategy keeps beside the model ----------------------------------------------------------------------
+
+KEEPING = {
+    "sgp": ["sgp", "parameters.0.topology=irregular_directed"],
+    "diloco": ["diloco", "parameters.0.every=2"],
+    "noloco": ["diloco.noloco", "parameters.0.every=2"],
+    "redsync": ["redsync", "gradients.0.compressor={name: redsync.exact, density: 0.2, dense_below_kb: 0}"],
+}
+
+
+def held_by(session: hocket.Session) -> dict[str, Tensor]:
+    """Return the strategy's tensors in the session, in the shapes of the parameters."""
+    parameters = dict(session.model.named_parameters())
+    found: dict[str, Tensor] = {}
+
+    def keep(exchange: str, kind: str, flat: Tensor, segment: Any) -> None:
+        for span in segment.spans:
+            value = (
+                parameters[span.name].detach().to(flat.dtype, copy=True)
+            )  # in the parameter's order of elements
+            value.as_strided((span.numel,), (1,)).copy_(flat[span.start : span.stop])
+            found[f"{exchange}/{kind}/{span.name}"] = value
+
+    phase = inner_of(session).phase
+    for opened in phase.opened:
+        for segment in opened.segments:
+            packing = opened.channel.packing
+            if packing is not None and (residual := packing.states[segment.index].residual) is not None:
+                keep(opened.exchange.name, "residual", residual, segment)
+    for mix in phase.parameters.exchanges:
+        for segment in mix.opened.segments:
+            if segment.index in mix.weights:
+                for span in segment.spans:
+                    weight = torch.tensor(mix.weights[segment.index], dtype=torch.float64)
+                    found[f"{mix.opened.exchange.name}/weight/{span.name}"] = weight
+            if segment.index in mix.outer:
+                outer = mix.outer[segment.index]
+                keep(mix.opened.exchange.name, "outer", outer.parameters, segment)
+                for name, kept in outer.remembered.items():
+                    found[f"{mix.opened.exchange.name}/outer.momentum/{name}"] = kept["momentum"].clone()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("name", KEEPING)
+def test_others_read_what_a_strategy_keeps(name: str, tmp_path: Path) -> None:
+    """By DCP, in one process: what each rank's session holds, under its own key or `all`."""
+
+    def on_rank() -> dict[str, Tensor]:
+        rank = hocket.join().rank
+        generator = torch.Generator().manual_seed(rank)
+        torch.manual_seed(0)
+        conv = nn.Conv2d(2, 4, 3)
+        conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+        model = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(16, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with hocket.attach(model, optimizer, hocket.compose(*KEEPING[name])) as session:
+            for _ in range(5):
+                optimizer.zero_grad()
+                x, y = (
+                    torch.randn(8, 2, 4, 4, generator=generator),
+                    torch.randint(0, 3, (8,), generator=generator),
+                )
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            held = held_by(session)
+            session.save(tmp_path / "checkpoints")
+            return held
+
+    ranks = hocket.virtual(3).run(on_rank)
+    assert any(not torch.equal(ranks[0][key], ranks[1][key]) for key in ranks[0]) == (name != "diloco")
+    export_command(tmp_path / "checkpoints", tmp_path / "out", "dcp", True, None, None, None)
+    dcp_to_torch_save(tmp_path / "out", tmp_path / "all.pt")
+    given = torch.load(tmp_path / "all.pt", weights_only=True)["strategy"]
+    for rank, held in enumerate(ranks):
+        assert held
+        for key, expected in held.items():
+            own = f"rank{rank:04d}/{key}"
+            assert torch.equal(given[own if own in given else f"all/{key}"], expected), own
+    who = {key.split("/")[0] == "all" for key in given if key.split("/")[2] in ("outer", "outer.momentum")}
+    assert who == {"diloco": {True}, "noloco": {False}}.get(name, set())
+    assert all("/outer" in key for key in given if key.startswith("all/"))

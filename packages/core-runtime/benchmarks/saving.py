@@ -1,9 +1,11 @@
 """Seconds that a checkpoint adds to training: none, `session.save` that blocks, and one beside training.
 
-    python packages/core-runtime/benchmarks/saving.py [MILLIONS] [ROUNDS] [--steps N] [--bfloat16] [--folder DIR]
+    python packages/core-runtime/benchmarks/saving.py [MILLIONS] [ROUNDS] [--steps N] [--bfloat16] [--momentum] [--dcp]
+        [--folder DIR]
 
 One rank trains a stack of linear layers with SGD, and saves once. The three ways alternate, on one model; each row is
 the median over the rounds, with seconds of a save's call and of all steps from it until the checkpoint is complete.
+`--dcp` adds torch.distributed.checkpoint of the same state in this process, and the bytes that it writes.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import hocket
 
@@ -30,10 +33,10 @@ def model_of(millions: float, dtype: torch.dtype) -> nn.Module:
 class Training:
     """A model in training, step by step."""
 
-    def __init__(self, millions: float, dtype: torch.dtype, steps: int) -> None:
+    def __init__(self, millions: float, dtype: torch.dtype, steps: int, momentum: float) -> None:
         self._steps = steps
         self.model = model_of(millions, dtype)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6, momentum=momentum)
         self.session = hocket.attach(self.model, self.optimizer, "local")
         self._batch = torch.randn(16, 2000, dtype=dtype)
 
@@ -48,7 +51,10 @@ class Training:
         self.step()
         begun_s = time.perf_counter()
         called_s, path = 0.0, None
-        if way != "none":
+        if way == "dcp":
+            save(dict(self.session.inner.state_dict()), checkpoint_id=folder / "dcp", no_dist=True)
+            called_s = time.perf_counter() - begun_s
+        elif way != "none":
             path = self.session.save(folder, keep=1, blocking=way == "blocking")
             called_s = time.perf_counter() - begun_s
         steps = 0
@@ -67,6 +73,8 @@ def main() -> None:
     parser.add_argument("millions", type=float, nargs="?", default=100)
     parser.add_argument("rounds", type=int, nargs="?", default=3)
     parser.add_argument("--bfloat16", action="store_true")
+    parser.add_argument("--momentum", action="store_true", help="of 0.9, which is saved too")
+    parser.add_argument("--dcp", action="store_true", help="save by torch.distributed.checkpoint, too")
     parser.add_argument(
         "--steps", type=int, default=12, help="of a round, at least; the save comes before them"
     )
@@ -74,19 +82,24 @@ def main() -> None:
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=given.folder))
     took: dict[str, list[tuple[float, float, int]]] = {"none": [], "blocking": [], "beside": []}
+    if given.dcp:
+        took["dcp"] = []
     try:
         dtype = torch.bfloat16 if given.bfloat16 else torch.float32
-        training = Training(given.millions, dtype, given.steps)
+        training = Training(given.millions, dtype, given.steps, 0.9 if given.momentum else 0.0)
         training.round_s("beside", folder)  # takes the memory for copies
         for _ in range(given.rounds):
             for way, seconds in took.items():
                 seconds.append(training.round_s(way, folder))
         size = sum(path.stat().st_size for path in folder.rglob("rank-*"))
+        of_dcp = sum(path.stat().st_size for path in (folder / "dcp").glob("*")) if given.dcp else 0
         training.session.close()
     finally:
         shutil.rmtree(folder)
     step_s = statistics.median(of_round / steps for _, of_round, steps in took["none"])
-    print(f"{given.millions:g} M parameters, {size / 1e6:.0f} MB, steps of {step_s:.3f} s")
+    print(f"{given.millions:g} M parameters, {size / 1e6:.1f} MB, steps of {step_s:.3f} s")
+    if given.dcp:
+        print(f"{of_dcp / 1e6:.1f} MB by torch.distributed.checkpoint")
     for way, seconds in took.items():
         called_s = statistics.median(call for call, _, _ in seconds)
         added_s = statistics.median(of_round - steps * step_s for _, of_round, steps in seconds)

@@ -109,12 +109,19 @@ def write_safetensors(folder: Path, tensors: ModelTensors, most_bytes: int | Non
         write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
 
 
-def write_dcp(folder: Path, state: Mapping[str, Any], *, together: bool = False) -> None:
+def write_dcp(
+    folder: Path,
+    state: Mapping[str, Any],
+    strategy: Mapping[str, Tensor] | None = None,
+    *,
+    together: bool = False,
+) -> None:
     """Write a model's state in the format of torch.distributed.checkpoint, as `{"model": state}`.
 
     Args:
         folder: an existing folder, which all writing ranks see.
         state: the model's, by name.
+        strategy: the strategy's state, as `strategy_state` gives it, which becomes `{"strategy": ...}` beside it.
         together: whether all ranks of torch.distributed write, each what it holds; else this one alone.
 
     Raises:
@@ -124,8 +131,9 @@ def write_dcp(folder: Path, state: Mapping[str, Any], *, together: bool = False)
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    beside = {"strategy": dict(strategy)} if strategy else {}
     try:
-        save({_DCP_MODEL: dict(state)}, checkpoint_id=folder, no_dist=not together)
+        save({_DCP_MODEL: dict(state), **beside}, checkpoint_id=folder, no_dist=not together)
     except CheckpointException as error:
         raise CheckpointError(f"{folder}: torch.distributed.checkpoint: {error}") from error
 

@@ -27,6 +27,11 @@ __all__ = ["export"]
     help="hf: what the model's save_pretrained writes; torch: training.pt, with the optimizer's state.",
 )
 @click.option(
+    "--state",
+    is_flag=True,
+    help="With dcp of a checkpoint: also write the state of the strategy on all ranks.",
+)
+@click.option(
     "--replica",
     type=click.IntRange(min=0),
     metavar="RANK",
@@ -44,7 +49,13 @@ __all__ = ["export"]
     help="Cut safetensors into files of this size; default: 5 GB, or the model's own.",
 )
 def export(
-    source: Path, out: Path, format: str, replica: int | None, model: str | None, max_shard_bytes: int | None
+    source: Path,
+    out: Path,
+    format: str,
+    state: bool,
+    replica: int | None,
+    model: str | None,
+    max_shard_bytes: int | None,
 ) -> None:
     """Write the model of a run, a checkpoint or an export for other programs.
 
@@ -56,7 +67,8 @@ def export(
     hocket export runs/mine/checkpoints/step-00000100 --out model --format dcp
     hocket export checkpoints --out model --format hf --model mine:build
     hocket export runs/mine --out training --format torch
+    hocket export runs/mine --out all --format dcp --state
     """
     from hocket.cli.exporting import export_command
 
-    export_command(source, out, format, replica, model, max_shard_bytes)
+    export_command(source, out, format, state, replica, model, max_shard_bytes)

@@ -52,7 +52,13 @@ class _Source:
 
 
 def export_command(
-    folder: Path, out: Path, format: str, replica: int | None, model: str | None, max_shard_bytes: int | None
+    folder: Path,
+    out: Path,
+    format: str,
+    state: bool,
+    replica: int | None,
+    model: str | None,
+    max_shard_bytes: int | None,
 ) -> None:
     """Carry out `hocket export`.
 
@@ -62,9 +68,10 @@ def export_command(
     """
     if model is not None and format != "hf":
         raise UserError("--model names what --format hf writes: leave it out")
-    with _source(
-        folder, needs_checkpoint=replica is not None or format == "torch", replica=replica
-    ) as source:
+    if state and format != "dcp":
+        raise UserError("--state writes the state of a strategy beside the model, with --format dcp alone")
+    needs_checkpoint = replica is not None or state or format == "torch"
+    with _source(folder, needs_checkpoint=needs_checkpoint, replica=replica) as source:
         built = _model(folder, model) if format == "hf" else None
         if source.saved is not None and source.saved.has_pending:
             print(
@@ -72,7 +79,7 @@ def export_command(
             )
         about = {"format": format, "of": source.of, "from": str(source.where), "hocket-core": CORE.version}
         with naming(out), export_folder(out, about) as place:
-            _write(source, place, format, built, max_shard_bytes)
+            _write(source, place, format, state, built, max_shard_bytes)
     print(f"{os.path.relpath(out)}: {source.of} of {os.path.relpath(source.where)}, as {format}")
 
 
@@ -124,7 +131,12 @@ def _model(folder: Path, name: str | None) -> nn.Module:
 
 
 def _write(
-    source: _Source, place: Path, format: str, model: nn.Module | None, max_shard_bytes: int | None
+    source: _Source,
+    place: Path,
+    format: str,
+    with_state: bool,
+    model: nn.Module | None,
+    max_shard_bytes: int | None,
 ) -> None:
     tensors = source.tensors
     if format == "safetensors":
@@ -135,7 +147,10 @@ def _write(
     else:
         state = {name: tensors.value(name) for name in tensors.forms}
         if source.saved is None or format == "dcp":
-            write_dcp(place, state)
+            strategy = source.saved.strategy_state() if source.saved is not None and with_state else {}
+            if with_state and not strategy:
+                print("hocket: the strategy keeps no tensors beside the model")
+            write_dcp(place, state, strategy)
         else:
             content = {"model": state, **source.saved.beside()}
             write_durably(place / TRAINING, lambda file: torch.save(content, file))

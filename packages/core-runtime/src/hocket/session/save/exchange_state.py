@@ -12,6 +12,7 @@ from hocket.errors import CheckpointError
 from hocket.segment.partition import unusual_strides
 from hocket.segment.segment import Segment
 from hocket.session.exchange.active import ActiveExchange
+from hocket.session.save.strategy_state import SavedSpans
 
 __all__ = ["load_exchange", "state_of_exchange"]
 
@@ -31,11 +32,14 @@ def state_of_exchange(opened: ActiveExchange) -> dict[str, Any]:
                 "incoming": segment.incoming[: segment.numel],
                 "companions": segment.incoming_trailer,
             }
+    channel = opened.channel.state_dict()
     return {
         "rounds": {str(index): round for index, round in opened.rounds.items()},
-        "channel": opened.channel.state_dict(),
+        "channel": channel,
         "pending": pending,
         "strides": _strides_of(opened.segments),
+        # For others, who read what a channel remembers by parameter.
+        "spans": _spans_of(opened.segments) if pending or flatten(channel)[1] else {},
     }
 
 
@@ -59,6 +63,17 @@ def load_exchange(opened: ActiveExchange, state: dict[str, Any]) -> None:
             saved = pending[segment.index]
             segment.restore(saved["outgoing"], saved["incoming"], saved["companions"])
             opened.put_back(segment, Outcome(*saved["outcome"]))
+
+
+def _spans_of(segments: Iterable[Segment]) -> SavedSpans:
+    """Return the parameters' places in segments, by the segment's index."""
+    return {
+        str(s.index): (
+            s.numel,
+            [(each.name, each.start, list(each.shape), list(each.stride)) for each in s.spans],
+        )
+        for s in segments
+    }
 
 
 def _strides_of(segments: Iterable[Segment]) -> dict[str, list[int]]:

@@ -20,6 +20,7 @@ from hocket.checkpoint.model_files import ModelTensors
 from hocket.errors import CheckpointError
 from hocket.session.save.of_session import require_run
 from hocket.session.save.replica_state import ModulesState, push_sums_in
+from hocket.session.save.strategy_state import strategy_state
 
 __all__ = ["SavedModel", "open_checkpoint"]
 
@@ -110,6 +111,10 @@ class SavedModel:
     def has_pending(self) -> bool:
         """Tell whether something was on its way between ranks, which is no part of the model."""
         return any("/pending/" in name for name in self.files[0].names("exchanges"))
+
+    def strategy_state(self) -> dict[str, Tensor]:
+        """Return what the strategy keeps beside the model on all ranks, as `strategy_state.py` names it."""
+        return strategy_state(self.files, whole=len(self.places) == 1)
 
     def beside(self) -> dict[str, Any]:
         """Return the optimizers' state, what was saved by name, steps and epochs; means of several ranks' tensors.
