@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -336,6 +338,31 @@ def test_an_error_of_the_script_leaves_the_last_complete_one(gate: Gate, tmp_pat
 
     assert hocket.virtual(2).run(again) == [1, 1]
     assert folders.incomplete(tmp_path) == []
+
+
+UNCLOSED = """
+import sys, time, torch, hocket
+from hocket.session.save import saving
+model = torch.nn.Linear(4, 2)
+session = hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "sgd")
+if sys.argv[2] == "slow":
+    saving.write_prepared = lambda *_: time.sleep(60)
+session.save(sys.argv[1], blocking=False)
+if sys.argv[2] == "closed":
+    session.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["slow", "closed"])
+def test_a_script_that_ends_without_close_is_told(how: str, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", UNCLOSED, tmp_path, how], capture_output=True, text=True, check=True
+    )
+    warned = (
+        "hocket: warning: the checkpoint of step 0, written beside training, is not complete as this process"
+    )
+    assert (warned in ended.stderr) is (how == "slow"), ended.stderr
+    assert len(folders.complete(tmp_path)) == (how == "closed")
 
 
 DTYPES = [torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.int16, torch.uint16, torch.bool]

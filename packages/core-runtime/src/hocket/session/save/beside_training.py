@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from hocket.errors import CheckpointError
 from hocket.transport.peer import Peer
 
 __all__ = ["Acts", "BesideTraining", "at_once"]
+
+_log = logging.getLogger("hocket")
 
 #: The acts of a save. Every rank runs each of them; then the generator gets the results of all ranks. It returns the
 #: checkpoint's directory.
@@ -65,6 +69,7 @@ class BesideTraining:
         self._acts: Acts | None = None
         self._act: OnThreads[Any] | None = None
         self._saved_at = self._begun = self._next_look = 0
+        atexit.register(self._warn_of_end)
 
     def begin(self, acts: Acts, step: int) -> None:
         """Begin a save after `step`; there is no other under way.
@@ -107,10 +112,20 @@ class BesideTraining:
 
     def drop(self) -> None:
         """Leave a save under way as it is, incomplete: the other ranks may not be here."""
+        atexit.unregister(self._warn_of_end)
         acts, self._acts, self._act = self._acts, None, None
         if acts is not None:
             with contextlib.suppress(OSError):
                 acts.close()
+
+    def _warn_of_end(self) -> None:
+        """Warn of a save under way when the process ends, in a script that closes no session."""
+        if self._acts is not None and self._lane.rank == 0:
+            _log.warning(
+                "the checkpoint of step %d, written beside training, is not complete as this process ends: call "
+                "session.close(), which waits for it, or train within `with session:`",
+                self._saved_at,
+            )
 
     def close(self) -> None:
         """Close the lane, when no save is under way; collective."""
