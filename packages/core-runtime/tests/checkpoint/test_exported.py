@@ -230,6 +230,7 @@ def test_mistakes_are_named(
         ),
         (["export", "empty", "--out", out, "--format", "torch"], "there is no complete checkpoint in empty"),
         (["export", str(run), "--out", str(run)], "holds results of Hocket's that are no export"),
+        (["export", str(run), "--out", out, "--state"], "--state writes the state of a strategy"),
         (["export", str(run), "--out", out, "--model", "a:b"], "--model names what --format hf writes"),
         (["export", "other.safetensors", "--out", out, "--format", "hf"], "--format hf needs the model"),
         (
