@@ -167,8 +167,10 @@ class SessionMachine(RuleBasedStateMachine):
             return none
         if not way.scaled and not self.attached.skips and _is_local(self.entry):
             return none
-        if self.optimizer == "holder" and _is_local(self.entry):
-            return none  # the rank that skips it lowers no rate, and strategies of equal replicas refuse such ranks
+        if self.optimizer in ("holder", "lookahead") and _is_local(self.entry):
+            return (
+                none  # the rank that skips it counts fewer steps, which strategies of equal replicas refuse
+            )
         return st.sampled_from([None, None, None, *range(self.ranks)])
 
     def _note_nan(self, way: Way, nan: int | None) -> None:

@@ -29,15 +29,23 @@ class Steps:
     Args:
         skips: whether steps with NaN are skipped, else they fail.
         records: what each rank has to see.
+        calls_a_part: whether programs call a part of the attached model, so that no forward of it begins an exchange.
     """
 
     def __init__(
-        self, replicas: Sequence[Replica], exchanges: Exchanges, skips: bool, records: Sequence[Records]
+        self,
+        replicas: Sequence[Replica],
+        exchanges: Exchanges,
+        skips: bool,
+        records: Sequence[Records],
+        *,
+        calls_a_part: bool,
     ) -> None:
         self.replicas = replicas
         self.exchanges = exchanges
         self.skipped = [0] * len(replicas)
         self._skips = skips
+        self._calls_a_part = calls_a_part
         self._is_skipped = False
         self._leaving: set[int] = set()
         self._records = records
@@ -83,6 +91,8 @@ class Steps:
         for rank in self._leaving:
             self._counted[rank] = 0.0
         self.exchanges.end_step(self.replicas, self._counted)
+        if self._calls_a_part and not self.exchanges.is_delayed:
+            self.exchanges.begin_forward(self.replicas)
         for lookahead in (each for replica in self.replicas for each in replica.lookaheads):
             lookahead.look_ahead()
         _write_after(given, self.replicas)

@@ -87,6 +87,7 @@ class Truth:
 
     def _start(self, move: Start) -> None:
         self._optimizer = move.optimizer
+        self._calls_a_part = move.wraps == {"attached"}
         self._counted = 0
         self._replicas = _replicas(range(move.ranks), move.optimizer)
         self.records = [Records() for _ in range(move.ranks)]
@@ -98,7 +99,9 @@ class Truth:
         exchanges = Exchanges(
             STRATEGIES[move.strategy], ranks, ranks == 1 or not move.keeps, names, self._counted
         )
-        self._steps = Steps(self._replicas, exchanges, move.skips, self.records)
+        self._steps = Steps(
+            self._replicas, exchanges, move.skips, self.records, calls_a_part=self._calls_a_part
+        )
         self._continues = None
         if not move.keeps:
             first = self._replicas[0]
