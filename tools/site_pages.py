@@ -20,7 +20,7 @@ from docutils import nodes
 from hocket import errors
 from hocket.config.component import describe
 from hocket.config.reference import Reference
-from hocket.config.settings import CheckpointSettings, IslandSettings, RunSettings
+from hocket.config.settings import DESCRIPTIVE, CheckpointSettings, IslandSettings, RunSettings
 from hocket.configured import allowed_by, optional
 from hocket.delays import ComputeModel
 from hocket.plugin import Kind, default_registry
@@ -39,19 +39,6 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 
 #: What a config cannot set.
 _SET_BY_OTHERS = {(Exchange, "slot"), (Exchange, "index"), (Strategy, "name"), (Strategy, "phases")}
-
-#: The keys by which a recipe describes itself, which stand last: no user sets them.
-_OF_RECIPES = (
-    "name",
-    "description",
-    "source",
-    "changes",
-    "loss_percent",
-    "accuracy_points",
-    "measured_with",
-    "accuracy",
-    "measured_on",
-)
 
 #: Words that a page is searched by and does not have, or has once.
 _SEARCHED_BY = {
@@ -94,7 +81,7 @@ def configuration() -> Iterator[str]:
     Raises:
         LookupError: a field that its class's docstring does not explain.
     """
-    yield from _section("## The run", RunSettings, but=_OF_RECIPES)
+    yield from _section("## The run", RunSettings, but=DESCRIPTIVE)
     yield from _section("## `strategy`", Strategy)
     for record, title in _RECORDS.items():
         yield from _section(f"### {title}" if record is Exchange else f"## `{title}`", record)
@@ -110,7 +97,7 @@ def configuration() -> Iterator[str]:
     yield "## What a recipe says of itself"
     yield "Further keys of a run's file, by which a recipe describes itself to `hocket plugins` and `hocket recommend`."
     rows = _rows(RunSettings)
-    yield _table(rows[key] for key in _OF_RECIPES)
+    yield _table(rows[key] for key in DESCRIPTIVE)
 
 
 def with_configuration(page: str) -> str:

@@ -154,6 +154,12 @@ def run(hocket: Hocket, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def begin(hocket: Hocket, source: Path, out: Path, *more: str) -> Any:
+    """Begin a run in `out` with the model in `source`, which a step of size 0 leaves as it is."""
+    given = ("-q", "steps=1", "optimizer.lr=0", "seed=5", "--from", str(source), "--out", str(out))
+    return hocket("run", "sgd", *more, *given)
+
+
 @pytest.mark.parametrize("format", ["safetensors", "dcp"])
 def test_a_run_begins_with_an_export(format: str, run: Path, tmp_path: Path, hocket: Hocket) -> None:
     """The run that begins with it, and makes no step of any size, ends with it."""
@@ -161,19 +167,7 @@ def test_a_run_begins_with_an_export(format: str, run: Path, tmp_path: Path, hoc
     out = tmp_path / "out"
     assert hocket("export", str(run), "--out", str(out), "--format", format).status == 0
     begun = tmp_path / "begun"
-    ended = hocket(
-        "run",
-        "sgd",
-        *RUN[:-2],
-        "-q",
-        "steps=1",
-        "optimizer.lr=0",
-        "seed=5",
-        "--from",
-        str(out),
-        "--out",
-        str(begun),
-    )
+    ended = begin(hocket, out, begun, *RUN[:-2])
     assert ended.status == 0, ended.err
     assert same(load_file(begun / "model.safetensors"), expected)
     assert json.dumps(str(out))[1:-1] in (begun / "config.yaml").read_text()
@@ -184,18 +178,7 @@ def test_checkpoints_of_plain_ddp_begin_a_run(run: Path, tmp_path: Path, hocket:
     wrapped = {f"module.{name}": value for name, value in expected.items()}
     save({"model": wrapped, "optimizer": {"lr": torch.ones(2)}}, checkpoint_id=tmp_path / "dcp", no_dist=True)
     begun = tmp_path / "begun"
-    ended = hocket(
-        "run",
-        "sgd",
-        "-q",
-        "steps=1",
-        "optimizer.lr=0",
-        "seed=5",
-        "--from",
-        str(tmp_path / "dcp"),
-        "--out",
-        str(begun),
-    )
+    ended = begin(hocket, tmp_path / "dcp", begun)
     assert ended.status == 0, ended.err
     assert same(load_file(begun / "model.safetensors"), expected)
 
