@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import signal
 import socket
@@ -304,6 +305,7 @@ def test_a_store_that_has_been_stopped_holds_nobody_up(monkeypatch: pytest.Monke
         assert entries.get(["a"]) == [b"1"]
         monkeypatch.setattr(store, "_ANSWERING_S", 0.2)
         server.send_signal(signal.SIGSTOP)
+        os.waitpid(server.pid, os.WUNTRACED)  # which returns once all of its threads have stopped
         try:
             assert entries.get(["a"]) == []
             assert entries.gone
