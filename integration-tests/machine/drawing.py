@@ -63,6 +63,10 @@ def _is_sparse(entry: Entry) -> bool:
     return any(isinstance(r.gradients, Sparse) for r in entry.rules.values())
 
 
+def _has_outer(entry: Entry) -> bool:
+    return any(r.parameters is not None and r.parameters.outer is not None for r in entry.rules.values())
+
+
 def _is_local(entry: Entry) -> bool:
     """Return whether ranks step with their own gradients at some time."""
     return any(r.gradients is None for r in entry.rules.values())
@@ -115,7 +119,7 @@ class SessionMachine(RuleBasedStateMachine):
         return st.builds(Attach, st.sampled_from(names), st.booleans(), st.booleans())
 
     def _can_be_attached(self, entry: Entry) -> bool:
-        if self.optimizer == "lbfgs" and _is_sparse(entry):
+        if self.optimizer == "lbfgs" and (_is_sparse(entry) or _has_outer(entry)):
             return False  # it divides by how much gradients have changed, rounding included
         return self.optimizer not in ("lbfgs", "sam") or not REFUSALS["closure"].fits(entry)
 

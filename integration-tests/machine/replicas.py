@@ -293,8 +293,10 @@ class Exchanges:
         self.note_moved(replicas)
         shares = torch.from_numpy(self.counted / (self.counted.sum() or 1))
         for name, (phi, _) in self.outer.items():
-            own, moved = _of_ranks(replicas, name), self.moved[name]
-            if not self.is_delayed:  # x is phi until it moves, and but for what ranks have begun with
+            own = _of_ranks(replicas, name)
+            if self.is_delayed:  # what has moved may have been set to phi, by a consensus that nobody leaves
+                moved = self.moved[name] & (own != phi).flatten(1).any(1)
+            else:  # x is phi until it moves, and but for what ranks have begun with
                 moved = ((own - phi).abs() > 1e-12).flatten(1).any(1)
             distance = torch.tensordot(shares * moved, phi - own, 1)
             self.sent[name] = own, distance if moved.any() else None
@@ -351,9 +353,11 @@ class Exchanges:
         """
         self.settle(replicas)
         if self.has_outer:
+            self.note_moved(replicas)
             for replica in replicas:
                 for name, (phi, _) in self.outer.items():
                     replica.parameters[name].copy_(phi)
+            self.leave(replicas)  # which is no training
         elif not self.alone and not self.equal:
             self.bias(replicas)
             for name in self.names:

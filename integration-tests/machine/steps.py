@@ -88,7 +88,7 @@ class Steps:
             elif given.way.how == "surgery":
                 self._operate(given)
             self._optimize(given)
-        for rank in self._leaving:
+        for rank in {*self._leaving, given.left_out} - {None}:
             self._counted[rank] = 0.0
         self.exchanges.end_step(self.replicas, self._counted)
         if self._calls_a_part and not self.exchanges.is_delayed:
@@ -203,7 +203,8 @@ class Steps:
             if not is_left_out:
                 self.exchanges.join_late(rank, replica)
                 self.exchanges.drop_late(rank, replica)
-            _step(replica, unscaled)
+            if not (self.is_local and rank == given.left_out):  # which has nobody's gradients, and does not step
+                _step(replica, unscaled)
 
     # --- closures
 

@@ -6,6 +6,7 @@ outer step is left out, as torch's optimizers leave out parameters without one, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,13 +71,18 @@ class Loop:
 
 
 def train(
-    parameters: list[dict[str, Any]], rank: int, *, everyone: bool = True, **strategy: Any
+    parameters: list[dict[str, Any]],
+    rank: int,
+    *,
+    everyone: bool = True,
+    look: Callable[[hocket.Session], object] = lambda _: None,
+    **strategy: Any,
 ) -> list[torch.Tensor]:
     """Return the layers after each step, each [LAYERS, NUMEL]."""
     model = Sums()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     history = []
-    with hocket.attach(model, optimizer, {"parameters": parameters, **strategy}):
+    with hocket.attach(model, optimizer, {"parameters": parameters, **strategy}) as session:
         for step in range(1, STEPS + 1):
             frozen = step in FROZEN and (everyone or rank == 0)
             model.layers[0].weight.requires_grad_(not frozen)
@@ -84,6 +90,7 @@ def train(
             model(sample(step, rank), range(int(frozen), LAYERS)).backward()
             optimizer.step()
             history.append(torch.cat([p.detach().clone() for p in model.parameters()]))
+            look(session)
     return history
 
 
@@ -114,6 +121,38 @@ def test_a_blend_leaves_layers_alone_that_have_not_moved(local: float) -> None:
         for later in own[FROZEN[3] : FROZEN[-1]]:
             assert torch.equal(later[0], own[FROZEN[2]][0])
         np.testing.assert_allclose(own[-1].numpy(), at_end, rtol=1e-12, atol=1e-12)
+
+
+def look_at_mean(session: hocket.Session) -> None:
+    with session.consensus():
+        pass
+
+
+DELAYED = exchange(NESTEROV, delay=1, merge={"name": "blend", "local": 0.5})
+LOOKED_AT: dict[str, list[dict[str, Any]]] = {
+    "a blend": exchange(NESTEROV, merge={"name": "blend", "local": 0.5}),
+    "delayed": DELAYED,
+    "delayed, kept back": [{**DELAYED[0], "collective": "sparse_allreduce", "compressor": FEEDBACK}],
+}
+
+
+@pytest.mark.parametrize("look", [look_at_mean, hocket.Session.consensus_distance])
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_a_look_moves_no_frozen_layer(name: str, look: Callable[[hocket.Session], object]) -> None:
+    """The mean that is looked at is no training, also while an exchange is under way."""
+    expected = on_ranks(2, lambda rank: train(LOOKED_AT[name], rank))
+    for own, ended in zip(
+        on_ranks(2, lambda rank: train(LOOKED_AT[name], rank, look=look)), expected, strict=True
+    ):
+        assert all(map(torch.equal, own, ended))
+
+
+def test_a_consensus_to_go_on_from_sends_nothing_of_a_frozen_layer() -> None:
+    history = on_ranks(
+        2, lambda rank: train(LOOKED_AT["delayed, kept back"], rank, look=hocket.Session.consensus)
+    )[0]
+    for later in history[FROZEN[3] : FROZEN[-1]]:
+        assert torch.equal(later[0], history[FROZEN[2]][0])
 
 
 OTHERS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {

@@ -8,13 +8,14 @@ EMA copies stay in step on all ranks.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 import numpy as np
 
-from hocket.errors import UserError
+from hocket.errors import PeerLostError, UserError
 from hocket.messages import pack, unpack
 from hocket.plain import Batch
 from hocket.session.data.loader import END, Cursor, check_facts, fingerprint, length_of, warn_of_shares
@@ -186,7 +187,8 @@ class SessionData:
             except GeneratorExit:
                 # The others ask once more, and hear that this rank has left its loop; it waits for nobody here.
                 if not session.state.ended:
-                    session.control.iallreduce(np.array([0, 1]), np.empty(2, dtype=np.int64))
+                    with contextlib.suppress(PeerLostError):  # as one that has ended asks no more
+                        session.control.iallreduce(np.array([0, 1]), np.empty(2, dtype=np.int64))
                 raise
 
     def _warn_of_length(self, current: Cursor, length: int | None) -> None:

@@ -86,12 +86,17 @@ class OuterSegment:
         """Begin with the current parameters as the outer ones."""
         for place, target in self._pieces:
             self.parameters[place].copy_(target)
-        self._note_sums()
+        self.note_placed()
 
-    def _note_sums(self) -> None:
-        """Note θ's checksums, to detect changes from now on that are not merges."""
+    def note_placed(self) -> None:
+        """Note θ's checksums after a write to it that is no training, to detect training from now on."""
         if not self._is_outer:
             self._sums.copy_(self._sums_now())
+
+    def _note_moved(self) -> None:
+        """Note what training has moved so far, before a write to θ that is none."""
+        if not self._is_outer:
+            self._had_moved.copy_(self._has_moved())
 
     def _sums_now(self) -> Tensor:
         views = [t.detach().view(_BITS[t.itemsize]) for t in self._targets]
@@ -156,7 +161,7 @@ class OuterSegment:
                 if not moved:
                     segment.outgoing[place] = 0
             self._had_moved.zero_()
-            self._note_sums()
+            self.note_placed()
         weight = self.weight / (mean_weight or 1.0)
         if weight != 1.0:
             segment.outgoing[: segment.numel].mul_(weight)
@@ -189,12 +194,11 @@ class OuterSegment:
             own.keep(self._targets[number], [slice(None)])
         self.step(gradient, mean)
         theirs.give_back()
-        if not self._is_outer:
-            self._had_moved.copy_(self._has_moved())
+        self._note_moved()
         for place, target in self._pieces:
             self._merge(place, target)
         own.give_back()
-        self._note_sums()
+        self.note_placed()
 
     def _at_rest(self, gradient: Tensor) -> Sequence[int]:
         """Return the numbers of parameters that no rank has moved, the same on all ranks of a combination."""
@@ -231,8 +235,23 @@ class OuterSegment:
 
     def show(self) -> None:
         """Set parameters to the outer ones."""
+        self._note_moved()
         for place, target in self._pieces:
             target.copy_(self.parameters[place])
+        self.note_placed()
+
+    def backup(self) -> Callable[[], None]:
+        """Return what puts back all that a merge changes here, parameters aside."""
+        sent = () if self._sent is None else (self._sent,)
+        changed = (self.parameters, *self._state.values(), *sent, self._counted, self._sums, self._had_moved)
+        copies, rests = [tensor.clone() for tensor in changed], self._rests
+
+        def put_back() -> None:
+            for tensor, copy in zip(changed, copies, strict=True):
+                tensor.copy_(copy)
+            self._rests = rests
+
+        return put_back
 
     def average(self, lane: Lane) -> None:
         """Set the outer parameters to their mean over the ranks of a lane."""
@@ -269,7 +288,7 @@ class OuterSegment:
                     kept[key].copy_(value)
         if not self._is_outer:  # parameters are as they were saved
             self._had_moved.copy_(self._moved_share > 0)
-            self._note_sums()
+            self.note_placed()
 
 
 def _zeros_like(data: Tensor, exchange: Exchange) -> Tensor:

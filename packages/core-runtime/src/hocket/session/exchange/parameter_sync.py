@@ -70,9 +70,11 @@ class ParameterSync:
             exchange.set_weights(dict.fromkeys(exchange.weights, 1.0))
 
     def restore(self, push_sums: Sequence[PushSums]) -> None:
-        """Restore weights and values from `push_sums`, for the current parameters."""
+        """Restore weights and values from `push_sums`, for the current parameters, which no training has set."""
         for exchange, (weights, values) in zip(self.exchanges, push_sums, strict=True):
             exchange.set_weights(weights, values)
+            for each in exchange.outer.values():
+                each.note_placed()
 
     @torch.no_grad()
     def show_outer(self, exchange: Exchange) -> None:

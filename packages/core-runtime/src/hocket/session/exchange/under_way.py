@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,14 +23,14 @@ class _ExchangeBackup:
         mix: the exchange.
         received: each segment under way, with its sent and its received data, and its outcome.
         weights, values: the push-sums.
-        outer: the tensors of outer parameters and their optimizer, each with a copy.
+        outer: what puts back outer parameters and their optimizer's state, of each segment.
     """
 
     mix: ParameterMix
     received: Sequence[tuple[Segment, Tensor, Tensor, Outcome]]
     weights: dict[int, float]
     values: dict[int, Tensor]
-    outer: Sequence[tuple[Tensor, Tensor]]
+    outer: Sequence[Callable[[], None]]
 
 
 class UnderWay:
@@ -63,8 +63,8 @@ class UnderWay:
                 segment.incoming.copy_(incoming)
                 kept.mix.opened.put_back(segment, outcome)
             kept.mix.set_weights(kept.weights, kept.values)
-            for tensor, copy in kept.outer:
-                tensor.copy_(copy)
+            for put_back in kept.outer:
+                put_back()
 
 
 def _keep(mix: ParameterMix) -> _ExchangeBackup:
@@ -74,10 +74,5 @@ def _keep(mix: ParameterMix) -> _ExchangeBackup:
         if opened.started(segment):
             outcome = opened.receive(segment)
             received.append((segment, segment.outgoing.clone(), segment.incoming.clone(), outcome))
-    remembered: list[dict[str, Tensor]] = [
-        of_parameter for outer in mix.outer.values() for of_parameter in outer.state_dict().values()
-    ]
-    tensors = {id(t): t for of_parameter in remembered for t in of_parameter.values()}
-    return _ExchangeBackup(
-        mix, received, dict(mix.weights), mix.values(), [(t, t.clone()) for t in tensors.values()]
-    )
+    outer = [each.backup() for each in mix.outer.values()]
+    return _ExchangeBackup(mix, received, dict(mix.weights), mix.values(), outer)
