@@ -172,9 +172,9 @@ class SessionMachine(RuleBasedStateMachine):
         if not way.scaled and not self.attached.skips and _is_local(self.entry):
             return none
         if self.optimizer in ("holder", "lookahead") and _is_local(self.entry):
-            return (
-                none  # the rank that skips it counts fewer steps, which strategies of equal replicas refuse
-            )
+            return none  # a rank that skips it counts fewer steps, which strategies of equal replicas refuse
+        if self.optimizer == "holder" and not way.scaled and not self.attached.skips:
+            return none  # it has counted a step, and lowered the rate, before the step is an error
         return st.sampled_from([None, None, None, *range(self.ranks)])
 
     def _note_nan(self, way: Way, nan: int | None) -> None:
