@@ -203,7 +203,8 @@ class Steps:
             if not is_left_out:
                 self.exchanges.join_late(rank, replica)
                 self.exchanges.drop_late(rank, replica)
-            if not (self.is_local and rank == given.left_out):  # which has nobody's gradients, and does not step
+            # One that leaves its batch out and has nobody else's gradients does not step.
+            if not (self.is_local and rank == given.left_out):
                 _step(replica, unscaled)
 
     # --- closures
