@@ -342,6 +342,7 @@ def _epochs(draw: st.DrawFn, seed: int, way: Way, machine: SessionMachine) -> Ep
         and stops is None
         and nan is None
         and machine.optimizer != "holder"  # of which the session does not know
+        and not (machine.optimizer == "lookahead" and _is_local(machine.entry))  # as with NaN
     )
     return Epoch(
         seed,

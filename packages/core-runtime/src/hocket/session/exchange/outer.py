@@ -86,9 +86,9 @@ class OuterSegment:
         """Begin with the current parameters as the outer ones."""
         for place, target in self._pieces:
             self.parameters[place].copy_(target)
-        self.note_placed()
+        self._note_placed()
 
-    def note_placed(self) -> None:
+    def _note_placed(self) -> None:
         """Note θ's checksums after a write to it that is no training, to detect training from now on."""
         if not self._is_outer:
             self._sums.copy_(self._sums_now())
@@ -161,7 +161,7 @@ class OuterSegment:
                 if not moved:
                     segment.outgoing[place] = 0
             self._had_moved.zero_()
-            self.note_placed()
+            self._note_placed()
         weight = self.weight / (mean_weight or 1.0)
         if weight != 1.0:
             segment.outgoing[: segment.numel].mul_(weight)
@@ -198,7 +198,7 @@ class OuterSegment:
         for place, target in self._pieces:
             self._merge(place, target)
         own.give_back()
-        self.note_placed()
+        self._note_placed()
 
     def _at_rest(self, gradient: Tensor) -> Sequence[int]:
         """Return the numbers of parameters that no rank has moved, the same on all ranks of a combination."""
@@ -233,22 +233,29 @@ class OuterSegment:
         else:
             exchange.merge.merge(target, outer, None if self._sent is None else self._sent[place])
 
-    def show(self) -> None:
-        """Set parameters to the outer ones."""
+    def show(self) -> Callable[[], None]:
+        """Set parameters to the outer ones, which is no training.
+
+        Returns:
+            What forgets it, to be called when the parameters are as they were.
+        """
+        forget = _backup((self._sums, self._had_moved))
         self._note_moved()
         for place, target in self._pieces:
             target.copy_(self.parameters[place])
-        self.note_placed()
+        self._note_placed()
+        return forget
 
     def backup(self) -> Callable[[], None]:
         """Return what puts back all that a merge changes here, parameters aside."""
         sent = () if self._sent is None else (self._sent,)
-        changed = (self.parameters, *self._state.values(), *sent, self._counted, self._sums, self._had_moved)
-        copies, rests = [tensor.clone() for tensor in changed], self._rests
+        put_back_tensors = _backup(
+            (self.parameters, *self._state.values(), *sent, self._counted, self._sums, self._had_moved)
+        )
+        rests = self._rests
 
         def put_back() -> None:
-            for tensor, copy in zip(changed, copies, strict=True):
-                tensor.copy_(copy)
+            put_back_tensors()
             self._rests = rests
 
         return put_back
@@ -288,7 +295,18 @@ class OuterSegment:
                     kept[key].copy_(value)
         if not self._is_outer:  # parameters are as they were saved
             self._had_moved.copy_(self._moved_share > 0)
-            self.note_placed()
+            self._note_placed()
+
+
+def _backup(tensors: Sequence[Tensor]) -> Callable[[], None]:
+    """Return what sets tensors to the values that they hold now."""
+    copies = [tensor.clone() for tensor in tensors]
+
+    def put_back() -> None:
+        for tensor, copy in zip(tensors, copies, strict=True):
+            tensor.copy_(copy)
+
+    return put_back
 
 
 def _zeros_like(data: Tensor, exchange: Exchange) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -70,19 +70,19 @@ class ParameterSync:
             exchange.set_weights(dict.fromkeys(exchange.weights, 1.0))
 
     def restore(self, push_sums: Sequence[PushSums]) -> None:
-        """Restore weights and values from `push_sums`, for the current parameters, which no training has set."""
+        """Restore weights and values from `push_sums`, for the current parameters."""
         for exchange, (weights, values) in zip(self.exchanges, push_sums, strict=True):
             exchange.set_weights(weights, values)
-            for each in exchange.outer.values():
-                each.note_placed()
 
     @torch.no_grad()
-    def show_outer(self, exchange: Exchange) -> None:
-        """Set parameters to an exchange's outer ones, as far as this rank keeps them."""
-        for mix in self.exchanges:
-            if mix.opened.exchange == exchange:
-                for each in mix.outer.values():
-                    each.show()
+    def show_outer(self, exchange: Exchange) -> list[Callable[[], None]]:
+        """Set parameters to an exchange's outer ones, as far as this rank keeps them; return what forgets it."""
+        return [
+            each.show()
+            for mix in self.exchanges
+            if mix.opened.exchange == exchange
+            for each in mix.outer.values()
+        ]
 
     @torch.no_grad()
     def take_late(self) -> None:

@@ -60,8 +60,7 @@ class Consensus:
         for unrounded in parameters.unrounded():
             set_to_mean(unrounded.value, lane)
             unrounded.show()
-        if outer is not None:
-            outer.show(parameters, lane)
+        self._forget_outer = [] if outer is None else outer.show(parameters, lane)
         if beside is not None:
             beside.make_one()
         parameters.reset_weights()
@@ -76,6 +75,8 @@ class Consensus:
         for tensor, own in zip(self._tensors, self._own, strict=True):
             tensor.copy_(own)
         self._parameters.restore(self._push_sums)
+        for forget in self._forget_outer:
+            forget()
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,17 @@ class OuterValues:
     placement: Placement
 
     @torch.no_grad()
-    def show(self, parameters: ParameterSync, lane: Lane) -> None:
+    def show(self, parameters: ParameterSync, lane: Lane) -> list[Callable[[], None]]:
         """Set parameters to the outer ones, or to their mean if they differ; without messages if they are equal.
 
         Args:
             parameters: this rank's.
             lane: among all ranks.
+
+        Returns:
+            What is called when the parameters are set back.
         """
-        parameters.show_outer(self.exchange)
+        forget = parameters.show_outer(self.exchange)
         for number, spans in enumerate(partition(self.storage.spans, self.exchange.segments)):
             holders = outer_holders(self.exchange, self.placement, number)
             for _, values in self.storage.pieces_of(spans):
@@ -108,6 +112,7 @@ class OuterValues:
                     set_to_mean(values, lane)
                 elif len(holders[0]) < lane.size:
                     _take_from(holders[0][0], values, lane)
+        return forget
 
 
 @torch.no_grad()
