@@ -314,9 +314,16 @@ class SessionMachine(RuleBasedStateMachine):
             and not (refusal.several and self.ranks == 1)
             and self.optimizer in ("sgd", "adamw")
             and (self.attached is None or refusal.fits(self.entry))
-            # Tensors that the session has not taken over yet may move.
-            and not (what == "share_memory" and isinstance(self.program[-1], Rebind))
+            and not (what == "share_memory" and self.holds_others_memory)
         ]
+
+    @property
+    def holds_others_memory(self) -> bool:
+        """Tell whether parameters hold tensors that the session has not taken over yet, and that may move."""
+        last = next(
+            (move for move in reversed(self.program) if isinstance(move, Rebind | Step | Epoch)), None
+        )
+        return isinstance(last, Rebind)
 
     @rule()
     def rest(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from toys import batches, flat, mlp, on_ranks, reference, sgd, train
 
 import hocket
@@ -136,3 +138,33 @@ def test_a_parameter_that_no_optimizer_steps_stays_through_a_change_of_phase() -
         return before, model.get_parameter("2.weight").detach()
 
     assert all(torch.equal(before, after) for before, after in on_ranks(2, run))
+
+
+@pytest.mark.parametrize("following", [DENSE, sparse(1.0)])
+def test_a_layer_that_a_phase_has_found_frozen_is_exchanged_in_every_backward_afterwards(
+    following: dict[str, Any],
+) -> None:
+    """Of two backwards a step, as of sharpness-aware minimisation, whose first is dropped."""
+    opens, thaws = 2, 4
+    data = [batches(0, opens) + batches(rank, STEPS)[opens:] for rank in range(RANKS)]
+
+    def run(ranks: range, strategy: dict[str, Any] | None) -> Tensor:
+        """Train on the batches of some ranks, which are all alike while no gradients are exchanged."""
+        model = mlp()
+        optimizer = sgd(model)
+        with nullcontext() if strategy is None else hocket.attach(model, optimizer, strategy):
+            for step in range(STEPS):
+                model[0].requires_grad_(step >= thaws)
+                for _ in range(2):
+                    optimizer.zero_grad()
+                    pairs = [data[rank][step] for rank in ranks]
+                    sum(
+                        (cross_entropy(model(x), classes) / len(pairs) for x, classes in pairs),
+                        torch.zeros(()),
+                    ).backward()
+                optimizer.step()
+        return flat(model)
+
+    strategy = {"gradients": [], "parameters": [], "phases": {opens: following}}
+    for own in on_ranks(RANKS, lambda rank: run(range(rank, rank + 1), strategy)):
+        torch.testing.assert_close(own, run(range(RANKS), None), rtol=1e-12, atol=1e-14)

@@ -125,6 +125,12 @@ class GradientSync:
         """Set the parameters' hooks."""
         self._hooks.set(self._slots(), self._arrived, self.account)
 
+    def _hook_unfrozen(self) -> None:
+        """Set the hooks of parameters that were frozen when the others' were set, from their second backward on."""
+        unfrozen = self._hooks.take_unfrozen()
+        if unfrozen:
+            self._hooks.set(unfrozen, self._arrived, self.account)
+
     def _slots(self) -> Iterator[GradientSlot]:
         return (gradient for state in self._segments for gradient in state.gradients)
 
@@ -233,6 +239,7 @@ class GradientSync:
     def _end_backward(self) -> None:
         self._backward = None
         self._finish_round()
+        self._hook_unfrozen()
 
     def _finish_round(self) -> None:
         """Send the remaining segments, wait for all, and bind the results."""

@@ -33,6 +33,7 @@ class ParameterHooks:
         # Each parameter's hooks, with the key of the session's, and how many there were of all when those were set.
         self._hooks: list[tuple[GradientSlot, dict[int, Any], int]] = []
         self._num_hooks = 0
+        self._frozen: list[GradientSlot] = []
 
     def set(
         self,
@@ -43,13 +44,15 @@ class ParameterHooks:
         """Set them.
 
         Args:
-            gradients: those of parameters that are frozen are left out: torch sets no hook there, and none will arrive.
+            gradients: those of parameters that are frozen are left out: torch sets no hook there.
             arrived: a method, called with each gradient that is finished.
             account: sets gradients aside that the next ones would be added to.
         """
         for gradient in gradients:
             parameter = gradient.parameter
-            if parameter.requires_grad:
+            if not parameter.requires_grad:
+                self._frozen.append(gradient)
+            else:
                 handle = parameter.register_post_accumulate_grad_hook(_hook_after(gradient, arrived))
                 self._handles.append(handle)
                 self._hooks.append((gradient, parameter._post_accumulate_grad_hooks, handle.id))
@@ -58,6 +61,12 @@ class ParameterHooks:
                     self._handles.append(node.register_prehook(_hook_before(gradient, account)))
                     self._nodes.append(node)
         self._num_hooks = self._count()
+
+    def take_unfrozen(self) -> list[GradientSlot]:
+        """Take the gradients that are without hooks, and whose parameters are not frozen any more."""
+        unfrozen = [gradient for gradient in self._frozen if gradient.parameter.requires_grad]
+        self._frozen = [gradient for gradient in self._frozen if gradient not in unfrozen]
+        return unfrozen
 
     def _count(self) -> int:
         return sum(len(hooks) for _, hooks, _ in self._hooks)
