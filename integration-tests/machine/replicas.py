@@ -423,12 +423,13 @@ class Exchanges:
 
 
 def average_optimizers(replicas: Sequence[Replica]) -> None:
-    """Set what optimizers remember to its mean, and forget what not all ranks' remember."""
+    """Set what optimizers remember to its mean, and forget what not all ranks' remember, or has none."""
     for optimizers in zip(*(replica.every_optimizer for replica in replicas), strict=True):
         lists = [[p for group in each.param_groups for p in group["params"]] for each in optimizers]
         for parameters in zip(*lists, strict=True):
             states = [each.state.get(p, {}) for each, p in zip(optimizers, parameters, strict=True)]
-            if any(state.keys() != states[0].keys() for state in states):
+            has_none = any(isinstance(value, list) for value in states[0].values())
+            if has_none or any(state.keys() != states[0].keys() for state in states):
                 for each, parameter in zip(optimizers, parameters, strict=True):
                     each.state.pop(parameter, None)
                 continue

@@ -168,3 +168,26 @@ def test_a_layer_that_a_phase_has_found_frozen_is_exchanged_in_every_backward_af
     strategy = {"gradients": [], "parameters": [], "phases": {opens: following}}
     for own in on_ranks(RANKS, lambda rank: run(range(rank, rank + 1), strategy)):
         torch.testing.assert_close(own, run(range(RANKS), None), rtol=1e-12, atol=1e-14)
+
+
+def test_replicas_whose_optimizers_keep_a_history_stay_equal_from_a_phase_on() -> None:
+    """There is no mean of the directions that LBFGS remembers, so that it begins anew on all ranks."""
+
+    def of_rank(rank: int) -> Tensor:
+        model = mlp()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2, history_size=3)
+        strategy = {"gradients": [], "parameters": [], "phases": {3: DENSE}}
+        with hocket.attach(model, optimizer, strategy):
+            for x, classes in batches(rank, STEPS):
+
+                def closure(x: Tensor = x, classes: Tensor = classes) -> Tensor:
+                    optimizer.zero_grad()
+                    loss = cross_entropy(model(x), classes)
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+            return flat(model)
+
+    first, *others = on_ranks(RANKS, of_rank)
+    assert all(torch.equal(first, other) for other in others)

@@ -145,7 +145,8 @@ def squared_distance(
 def average_optimizers(optimizers: Optimizers, lane: Lane, gather: Gather) -> None:
     """Set the state of the ranks' optimizers to its mean; collective.
 
-    A parameter whose states differ in kind, as one that had a gradient on some ranks only, begins anew.
+    A parameter whose states differ in kind, as one that had a gradient on some ranks only, begins anew. So does one
+    whose state has no mean, as a history's (LBFGS): its replicas would drift apart.
 
     Args:
         optimizers: this rank's; their groups hold the same parameters in the same order everywhere.
@@ -155,7 +156,8 @@ def average_optimizers(optimizers: Optimizers, lane: Lane, gather: Gather) -> No
     held = [(each, p) for each in optimizers.every for group in each.param_groups for p in group["params"]]
     gathered = gather([_kinds(optimizer.state.get(parameter, {})) for optimizer, parameter in held])
     for number, (optimizer, parameter) in enumerate(held):
-        if any(of_rank[number] != gathered[0][number] for of_rank in gathered):
+        differs = any(of_rank[number] != gathered[0][number] for of_rank in gathered)
+        if differs or any(map(_is_history, optimizer.state.get(parameter, {}).values())):
             optimizer.state.pop(parameter, None)
             continue
         for key in sorted(gathered[0][number]):
@@ -171,6 +173,10 @@ def _kinds(state: Mapping[str, object]) -> dict[str, str]:
         key: f"{wire_dtype(v.dtype)} {tuple(v.shape)}" if isinstance(v, Tensor) else type(v).__name__
         for key, v in state.items()
     }
+
+
+def _is_history(value: object) -> bool:
+    return isinstance(value, Sequence | Mapping) and not isinstance(value, str)
 
 
 def _take_from(root: int, values: Tensor, lane: Lane) -> None:
