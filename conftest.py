@@ -7,10 +7,12 @@ import os
 import re
 import shutil
 import sys
-from collections import Counter
-from collections.abc import Callable, Generator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import Phase, settings
@@ -52,6 +54,24 @@ settings.load_profile("hocket")
 defer_dynamo()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def empty_pictures() -> Iterator[None]:
+    """Have runs in this process leave an empty picture: drawing takes longer than most of them train."""
+    figure = MagicMock()
+    figure.savefig = lambda picture, dpi: picture.write_bytes(b"\x89PNG")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hocket.training.picture.new_figure", lambda width, height: figure)
+        yield
+
+
+@pytest.fixture
+def drawn_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have runs draw their picture after all."""
+    from hocket.pictures import new_figure
+
+    monkeypatch.setattr("hocket.training.picture.new_figure", new_figure)
+
+
 def pytest_pycollect_makemodule(module_path: Path) -> None:
     """Let tests import the modules beside them: with --import-mode=importlib they do not find them."""
     if (folder := str(module_path.parent)) not in sys.path:
@@ -72,6 +92,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("full"):
             item.add_marker(pytest.mark.skip(reason="tools/test --full runs it"))
+    further = {*_further_products(items)}
+    config.hook.pytest_deselected(items=[*further])
+    items[:] = [item for item in items if item not in further]
+
+
+def _further_products(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the items without which each value of each parameter is still in one, of tests marked `one_of_each`."""
+    of_test = defaultdict(list)
+    for item in items:
+        marked = item.get_closest_marker("one_of_each") and not item.get_closest_marker("full")
+        if marked and isinstance(item, pytest.Function):
+            of_test[item.nodeid.partition("[")[0]].append(item)
+    for test, products in of_test.items():
+        Random(test).shuffle(products)  # the same in each process
+        # An id for each `parametrize`.
+        values = {item: {*enumerate(item.callspec._idlist)} for item in products}
+        left = set().union(*values.values())
+        while left:
+            best = max(products, key=lambda item: len(values[item] & left))
+            products.remove(best)
+            left -= values[best]
+        yield from products
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -76,6 +76,7 @@ def strategies(recipe: str, ranks: int) -> list[Strategy]:
     return found
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("recipe", recipes())
 def test_ranks_begin_the_same_one_after_the_other(recipe: str, ranks: int) -> None:

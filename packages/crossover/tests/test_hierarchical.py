@@ -18,6 +18,7 @@ def hierarchical(*, size: int | None = None, count: int | None = None, sharded: 
     return hocket.compose("crossover.hierarchical", f"gradients.0.over={over}")
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("max_norm", [None, 0.5])
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("group", [2, 4])
@@ -30,6 +31,7 @@ def test_groups_step_together_and_their_leaders_mix(
     np.testing.assert_allclose(ended, np.repeat(expected, group, axis=0), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("max_norm", [None, 0.5])
 @pytest.mark.parametrize("group", [2, 4])
 def test_one_leader_and_shares_are_the_same_to_the_bit(group: int, max_norm: float | None) -> None:

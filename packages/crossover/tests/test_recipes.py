@@ -33,6 +33,7 @@ def assert_equal(ended: Any, expected: np.ndarray) -> None:
     np.testing.assert_allclose(ended, expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("size", [2, 5, 8])
@@ -57,6 +58,7 @@ def job(request: pytest.FixtureRequest) -> Iterator[Job]:
     job.close()
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.parametrize("recipe", ["crossover", "crossover.unfair"])
 def test_processes_mix_segment_by_segment(job: Job, recipe: str, hidden: str) -> None:

@@ -85,6 +85,7 @@ def run(strategy: Any, first: Path | None, save_at: int, last: int, dtype: torch
         return torch.cat([flat(session.model), shown])
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_resumed_at_each_step_of_a_period_it_has_the_same_bits(
@@ -98,6 +99,7 @@ def test_resumed_at_each_step_of_a_period_it_has_the_same_bits(
         assert all(map(torch.equal, resumed, expected)), f"saved after step {step}"
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("name", ["diloco", "blended", "two levels"])
 def test_on_other_ranks_outer_parameters_and_momentum_go_on(

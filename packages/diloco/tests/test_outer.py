@@ -36,6 +36,7 @@ def assert_layers(given: Any, expected: Any, rtol: float = 1e-12) -> None:
         np.testing.assert_allclose(given[layer], expected[layer], rtol=rtol, atol=rtol)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("outer", OUTERS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_replicas_and_outer_parameters_are_those_of_the_definition(ranks: int, outer: dict[str, Any]) -> None:
@@ -46,6 +47,7 @@ def test_replicas_and_outer_parameters_are_those_of_the_definition(ranks: int, o
         assert_layers(consensus, phi[-1])
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("outer", OUTERS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_outer_parameters_are_those_of_torchs_sgd_on_the_mean_distance(

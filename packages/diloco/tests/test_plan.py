@@ -26,6 +26,7 @@ RECIPES = (
 )
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_planned_bytes_are_those_that_are_counted(recipe: str, ranks: int) -> None:

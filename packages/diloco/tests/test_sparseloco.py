@@ -65,6 +65,7 @@ def test_sparseloco_is_that_of_the_definition(ranks: int) -> None:
     assert_trained(hocket.compose("diloco.sparseloco", *OVERRIDES), family, ranks)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("form", ["int8", "int4", "e3m0", "sign"])
 def test_streaming_in_few_bits(form: str, ranks: int) -> None:

@@ -33,6 +33,7 @@ def assert_trained(strategy: Any, sparta: Sparta, family: Family, ranks: int) ->
             np.testing.assert_allclose(own[layer], replicas[-1][layer][rank], rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("algorithm", ["native", "ring"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_it_is_that_of_its_definition(ranks: int, algorithm: str) -> None:

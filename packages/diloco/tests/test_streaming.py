@@ -49,6 +49,7 @@ def assert_trained(strategy: Any, family: Family, ranks: int, steps: int = STEPS
             np.testing.assert_allclose(own[layer], replicas[-1][layer][rank], rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("local", [None, 0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("delay", [0, 1, 3])
 @pytest.mark.parametrize("pattern", FRAGMENTS)
@@ -91,6 +92,7 @@ def test_any_member_of_the_family(data: st.DataObject) -> None:
     assert_trained(strategy, family, ranks)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("segments", ["layers", {"name": "fragments", "count": 2}])
 @pytest.mark.parametrize("gossip", [False, True])
 @pytest.mark.parametrize("delay", [0, 2, 4])

@@ -41,6 +41,7 @@ def expected(delay: int, local: float, ranks: int) -> tuple[Any, Any]:
     )
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(("delay", "local"), FIXTURES)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_fixtures_on_virtual_ranks(ranks: int, delay: int, local: float) -> None:

@@ -22,6 +22,7 @@ def run(given: Any, ranks: int = 4, seed: int = 0, **others: Any) -> list[dict[s
     return hocket.virtual(ranks, seed=seed).run(lambda: train(given, **others))
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("overlap", ["none", "backward"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6])
 def test_last_of_all_is_sgd(ranks: int, overlap: str) -> None:
@@ -46,6 +47,7 @@ def test_nobody_waits_for_late_ranks_in_solo() -> None:
     assert seconds("allreduce") > STEPS * 0.05
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("overlap", ["none", "backward"])
 @pytest.mark.parametrize("recipe", ["eager", "eager.majority", "eager.solo"])
 def test_recipes_learn(recipe: str, overlap: str) -> None:

@@ -46,6 +46,7 @@ def in_parts(engine: Pipeline, ranks: int, strategy: Any = None) -> list[Tensor]
     return hocket.virtual(ranks).run(body)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("ranks", [1, STAGES])
 @pytest.mark.parametrize("policy", list(Policy))
 def test_parts_of_a_batch_are_that_batch(policy: Policy, ranks: int) -> None:
@@ -94,6 +95,7 @@ def clipped(steps: Sequence[tuple[Tensor, Tensor]], norm: float) -> Tensor:
     return flat(net)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("ranks", [1, STAGES])
 @pytest.mark.parametrize("norm", [0.05, 1e6])
 def test_clipping_is_by_the_norm_of_all_stages(norm: float, ranks: int) -> None:

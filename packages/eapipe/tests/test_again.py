@@ -15,6 +15,7 @@ from hocket_eapipe import Pipeline, Policy
 
 
 # After an error a rank has no more of the model than its own stages.
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(("ranks", "fails"), [(1, False), (1, True), (3, False)])
 @pytest.mark.parametrize("policy", [Policy.FLUSH, Policy.ELASTIC])
 def test_a_job_goes_on_saving_where_it_saved(ranks: int, policy: Policy, fails: bool, tmp_path: Path) -> None:

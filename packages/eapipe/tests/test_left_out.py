@@ -17,7 +17,12 @@ BATCHES = 8
 POLICIES = (Policy.FLUSH, Policy.STASHING, Policy.VERTICAL_SYNC, Policy.SPECTRAIN, Policy.ELASTIC)
 STRATEGIES = {"local": "local", "whole": "sgd"}
 
-each_policy = pytest.mark.parametrize("policy", POLICIES)
+#: One that exchanges before each step, and one that does not; the others differ in versions alone.
+FEW = (Policy.FLUSH, Policy.ELASTIC)
+
+each_policy = pytest.mark.parametrize(
+    "policy", [pytest.param(each, marks=[] if each in FEW else pytest.mark.full) for each in POLICIES]
+)
 each_strategy = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 
 

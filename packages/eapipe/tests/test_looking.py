@@ -22,7 +22,10 @@ STRATEGIES = {
 }
 POLICIES = (Policy.FLUSH, Policy.STASHING, Policy.ELASTIC)
 
-each_policy = pytest.mark.parametrize("policy", POLICIES)
+each_policy = pytest.mark.parametrize(
+    "policy",
+    [pytest.param(each, marks=pytest.mark.full if each is Policy.STASHING else []) for each in POLICIES],
+)
 each_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 #: Ranks of two pipelines of two stages.
 each_size = pytest.mark.parametrize("ranks", [2, 4])
@@ -44,6 +47,7 @@ def whole(session: hocket.Session) -> Tensor:
         return flat(session.model)
 
 
+@pytest.mark.one_of_each
 @each_policy
 @each_strategy
 @each_size
@@ -71,6 +75,7 @@ def test_consensus_shows_the_mean_of_the_pipelines_and_gives_each_its_own_back(
     assert expected == 0 if strategy == "whole" else expected > 1e-3 or strategy != "local"
 
 
+@pytest.mark.one_of_each
 @each_strategy
 @each_size
 @pytest.mark.parametrize("what", ["consensus", "distance", "gather", "save", "settle"])
@@ -103,6 +108,7 @@ def test_looking_changes_nothing_where_each_batch_is_flushed(
         assert torch.equal(one, expected)
 
 
+@pytest.mark.one_of_each
 @each_policy
 @each_strategy
 @each_size

@@ -193,6 +193,7 @@ def test_ranks_give_up_what_others_train_and_have_it_for_evaluation(policy: Poli
     assert second == [[0, 0, 0, 0, 25, 5, 25, 5], whole] * 2 + [whole]
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("policy", Policy)
 def test_a_resumed_run_is_the_one_that_went_on(policy: Policy, ranks: int, tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_nested_values_of_changing_shapes(count: int) -> None:
         check_same(alone, on_virtual_ranks(size, bodies.train_shapes, 4, count))
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(
     "strategy",
     [

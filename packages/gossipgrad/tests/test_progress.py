@@ -104,6 +104,7 @@ def train(
         return (peer.clock.now() - start_s) / steps, (session.counters.exposed_wait_s - waited_s) / steps
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 def test_the_chosen_thread_looks_at_the_messages(recipe: str, progress: str) -> None:
@@ -169,6 +170,7 @@ _LAYER_BYTES = 4 * (64 + 16)
 NETWORK = NetworkModel(1e-5, bandwidth_bits_per_s=8 * LAYERS * _LAYER_BYTES / EXCHANGE_S, poll_s=1e-7)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_layer_by_layer_an_exchange_hides_behind_computing(recipe: str, progress: str) -> None:

@@ -69,6 +69,7 @@ def test_on_virtual_ranks(recipe: str, overrides: list[str]) -> None:
         check(on_virtual_ranks(RANKS, recipe, overrides, steps), recipe, steps)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("ranks", [2, 3, 5, 6])
 @pytest.mark.parametrize(
     "recipe", ["gossipgrad", "gossipgrad.gradients", "gossipgrad.agd_every_log", "gossipgrad.random"]

@@ -77,6 +77,7 @@ def algorithm_1(
     return means
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_it_is_the_papers_algorithm(ranks: int, rank: int) -> None:

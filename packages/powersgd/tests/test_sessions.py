@@ -172,6 +172,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("ranks", [3, 4, 6])
 @pytest.mark.parametrize("model", MODELS)
 def test_bytes_and_memory_are_as_planned(model: str, ranks: int) -> None:

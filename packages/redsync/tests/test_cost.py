@@ -187,6 +187,7 @@ def test_only_its_own_compressors_can_be_chosen_between(compressor: str) -> None
         hocket.compose("redsync", f"gradients.0.compressor={compressor}")
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("costs", [DEAR, COSTS])
 @pytest.mark.parametrize("segments", ["model", "layers"])
 @pytest.mark.parametrize("algorithm", ["gather", "scalable", "auto"])

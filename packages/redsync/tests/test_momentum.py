@@ -34,6 +34,7 @@ def step(
     return compressor.compress(segment, state, round).payload.tobytes()
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(("masking", "nesterov", "decay", "momentum"), VARIANTS)
 @pytest.mark.parametrize("kind", [Trimmed, Threshold, Sampled, Asq])
 def test_fused_is_the_wrapper(

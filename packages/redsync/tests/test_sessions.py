@@ -32,6 +32,7 @@ def strategy(collective: Any, compressor: dict[str, Any], **fields: Any) -> dict
     return {"gradients": [exchange]}
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("overlap", ["none", "backward"])
 @pytest.mark.parametrize("segments", ["layers", "model"])
 @pytest.mark.parametrize("collective", [SPARSE, AUTO, ALL_DENSE, POLICY, SCALABLE, SCALABLE_POLICY])
@@ -109,6 +110,7 @@ def test_it_is_its_definition(density: float) -> None:
     torch.testing.assert_close(own, flat(model), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(
     ("name", "collective"),
     [
@@ -159,6 +161,7 @@ def test_inf_is_an_error_that_names_the_parameter() -> None:
     assert all("another rank" in told for told in others)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("overlap", ["none", "backward"])
 @pytest.mark.parametrize("collective", [SPARSE, SCALABLE, SCALABLE_POLICY])
 def test_a_step_with_inf_can_be_skipped(collective: Any, overlap: str) -> None:

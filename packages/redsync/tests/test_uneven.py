@@ -139,6 +139,7 @@ def test_what_was_applied_and_what_is_kept_are_what_was_contributed(
         torch.testing.assert_close(applied + sum(kept for _, kept in ended), total, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("overlap", ["none", "backward"])
 @pytest.mark.parametrize(("collective", "compressor"), PAIRS)
 def test_after_a_step_that_was_left_out_all_is_as_if_it_had_not_been(

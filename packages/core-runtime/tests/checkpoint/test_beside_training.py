@@ -209,6 +209,7 @@ def raised_by_load(script: Script, folder: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("raised", [raised_by_a_step, raised_by_a_save, raised_by_load])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
 def test_what_one_rank_cannot_write_is_raised_by_all(

@@ -22,6 +22,7 @@ def mean(tensors: list[Tensor]) -> Tensor:
     return torch.stack([tensor.double() for tensor in tensors]).mean(0).to(tensors[0].dtype)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_it_starts_from_the_mean(
@@ -54,6 +55,7 @@ def test_equal_replicas_keep_their_bits(tmp_path: Path) -> None:
     assert all(torch.equal(loaded.state[name], saved[0].state[name]) for name in trained)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("hidden", [{"overlap": "none"}, {"overlap": "forward"}, {"delay": 1}])
 @pytest.mark.parametrize(
     ("segments", "dtype", "tolerance"),

@@ -95,6 +95,7 @@ def tensor_bytes() -> int:
     return sum(storages.values())
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(("model", "ranks"), [("mlp", 3), ("cnn", 4), ("mixed", 3)])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_bytes_are_those_that_a_session_counts(recipe: str, model: str, ranks: int) -> None:
@@ -113,6 +114,7 @@ def test_bytes_are_those_that_a_session_counts(recipe: str, model: str, ranks: i
     assert (planned.bytes_per_step > 0) == (recipe != "local")
 
 
+@pytest.mark.one_of_each
 @pytest.mark.usefixtures("only_new_objects")
 @pytest.mark.parametrize("model", ["cnn", "mixed"])
 @pytest.mark.parametrize(

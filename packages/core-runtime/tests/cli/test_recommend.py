@@ -88,6 +88,7 @@ def test_a_delay_hides_lateness_within_a_step() -> None:
     assert later < 0.6 * now
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("late", [None, RandomSubset(1, 0.2)])
 @pytest.mark.parametrize("recipe", ["sgd", "dpsgd", "sgp", "periodic_average"])
 def test_it_predicts_what_simulated_ranks_take(recipe: str, late: Delays | None) -> None:

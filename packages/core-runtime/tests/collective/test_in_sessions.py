@@ -56,6 +56,7 @@ def test_a_hierarchy_of_equal_groups_is_an_allreduce(slot: str) -> None:
             np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("algorithm", ["auto", "rabenseifner", "recursive_doubling", "ring", "tree"])
 @pytest.mark.parametrize("overlap", ["none", "backward"])
 def test_algorithms_train_as_the_native_one(algorithm: str, overlap: str) -> None:

@@ -148,6 +148,7 @@ def trained_by_torch(x: Tensor, steps: int, size: int, momentum: float, nesterov
     return parameter.detach()
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("inner", [ErrorFeedback(TopK(1.0)), ErrorFeedback(Identity()), Identity()])
 def test_at_density_1_without_masking_it_is_sgd_with_momentum(inner: Compressor, nesterov: bool) -> None:

@@ -53,6 +53,7 @@ def test_allreduce(size: int, seed: int, engine: str, kind: str, count: int, dty
     assert told == [told[0]] * size  # the same bits
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("size", range(1, 18))
 @pytest.mark.parametrize("kind", MODELS)
 def test_allreduce_among_any_number(kind: str, size: int) -> None:
@@ -82,6 +83,7 @@ def test_virtual_seconds_are_the_model_s(kind: str) -> None:
         assert simulated == pytest.approx(MODELS[kind](network, 8 * count, size).seconds, rel=0.01)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("size", [*range(1, 10), 17])
 def test_broadcast(size: int, engine: str) -> None:

@@ -61,6 +61,7 @@ def composed(branch: str) -> hocket.Strategy:
     return hocket.compose(*BRANCHES[branch])
 
 
+@pytest.mark.one_of_each
 @each_branch
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_step_with_nan_is_left_out_and_counted(branch: str, value: float) -> None:
@@ -150,6 +151,7 @@ def add_layer(model: nn.Module) -> None:
     model.append(nn.Linear(3, 3).double())  # type: ignore[operator]
 
 
+@pytest.mark.one_of_each
 @each_branch
 @pytest.mark.parametrize("change", [thaw, add_layer])
 @pytest.mark.parametrize("when", ["after the error", "at once"])
@@ -204,6 +206,7 @@ def test_close_merges_what_is_under_way_of_a_model_that_was_changed_since(branch
         assert torch.equal(one, other)
 
 
+@pytest.mark.one_of_each
 @each_branch
 @pytest.mark.parametrize("how", ["eval mode", "no gradients"])
 def test_an_evaluation_through_session_data_changes_no_training(branch: str, how: str) -> None:

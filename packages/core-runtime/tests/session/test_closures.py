@@ -44,6 +44,7 @@ def whole(data: list[list[Batch]]) -> list[Batch]:
     ]
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("strategy", ["sgd", "agd", "hierarchical_sgd"])
 def test_lbfgs_is_that_of_one_process(strategy: str, search: str) -> None:
@@ -113,6 +114,7 @@ def test_a_closure_changes_nothing_for_an_optimizer_that_calls_it_once(strategy:
     assert all(torch.equal(a, b) for a, b in zip(without, with_it, strict=True))
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("call", [1, 2, 4])
 @pytest.mark.parametrize("strategy", ["sgd", "agd"])
 def test_nan_in_any_call_leaves_the_step_out(strategy: str, call: int) -> None:

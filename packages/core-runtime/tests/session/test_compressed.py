@@ -38,6 +38,7 @@ def dense(momentum: float = 0.9) -> Tensor:
     return reference([[(own[step], 1.0) for own in data] for step in range(STEPS)], momentum)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("overlap", ["none", "backward"])
 @pytest.mark.parametrize("segments", ["layers", "model"])
 @pytest.mark.parametrize(
@@ -146,6 +147,7 @@ def test_the_optimizers_terms_are_its_own_between_steps_and_at_the_end() -> None
         torch.testing.assert_close(buffers, expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("compressor", [{"name": "shared_random", "density": 0.3}, "fp16", "bf16"])
 @pytest.mark.parametrize("topology", ["ring", "exponential", "random_matching"])
 def test_compressed_gossip_keeps_the_mean(topology: str, compressor: Any) -> None:

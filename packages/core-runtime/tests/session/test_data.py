@@ -226,6 +226,7 @@ THEN: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("then", THEN.values(), ids=THEN)
 @pytest.mark.parametrize("strategy", ["sgd", "dpsgd", "overlap_sgp", "periodic_average", "local"])
 def test_all_may_leave_at_the_same_batch(strategy: str, then: Callable[[Any], Any]) -> None:
@@ -233,6 +234,7 @@ def test_all_may_leave_at_the_same_batch(strategy: str, then: Callable[[Any], An
     assert len(set(told)) == 1
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("then", THEN.values(), ids=THEN)
 @pytest.mark.parametrize("strategy", ["sgd", "overlap_sgp"])
 def test_a_rank_that_leaves_alone_is_named_with_its_batch(strategy: str, then: Callable[[Any], Any]) -> None:

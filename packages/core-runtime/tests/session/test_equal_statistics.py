@@ -63,6 +63,7 @@ def after(
     return on_ranks(2, run)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize(
     ("strategy", "frozen"), [("sgd", True), (AVERAGED, False)], ids=["eval mode", "mean"]
@@ -123,6 +124,7 @@ def load_own(session: hocket.Session, folder: Path) -> None:
     session.load(folder)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("strategy", ["sgd", "dpsgd", AVERAGED], ids=["sgd", "dpsgd", "mean"])
 @pytest.mark.parametrize("between", ["nothing", "a batch of its own", "load"])
 def test_ranks_own_statistics_are_no_difference(

@@ -64,6 +64,7 @@ def same(given: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     )
 
 
+@pytest.mark.one_of_each
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("format", ["safetensors", "dcp"])
 @pytest.mark.parametrize("strategy", ["sgd", "dpsgd", "sgp", "overlap_sgp"])

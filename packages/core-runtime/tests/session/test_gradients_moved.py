@@ -47,6 +47,7 @@ def train(
     return flat(model)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("edit", [halve, convert, detach])
 def test_the_next_gradients_are_the_next_ones(strategy: str, edit: Callable[[nn.Module], None]) -> None:

@@ -32,6 +32,7 @@ def all_batches(size: int) -> list[list[tuple[Any, float]]]:
     return [[(of_rank[step], 1.0) for of_rank in data] for step in range(STEPS)]
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("overlap", ["none", "backward"])
 @pytest.mark.parametrize(
     ("size", "over"),
@@ -64,6 +65,7 @@ def test_groups_alone_train_apart() -> None:
             torch.testing.assert_close(ended[rank], alone, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("overlap", ["none", "forward"])
 def test_leaders_gossip_and_their_groups_hear_of_it(sharded: bool, overlap: str) -> None:

@@ -24,6 +24,7 @@ def look_at(session: hocket.Session, how: str, folder: Path) -> None:
         getattr(session, how)()
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("strategy", ["sgd", "dpsgd", "sgp", "overlap_sgp", "periodic_average"])
 @pytest.mark.parametrize("how", LOOKS)
 def test_weights_that_were_set_aside_by_reference_are_as_they_were(

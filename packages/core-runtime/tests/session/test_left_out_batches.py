@@ -70,6 +70,7 @@ def one_process(ranks: Sequence[int], length: int, skips: Skips, number_of: int 
     return flat(model)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("where", SKIPS)
 @pytest.mark.parametrize("branch", EXCHANGED)
 def test_where_gradients_are_exchanged_it_is_one_process_without_it(branch: str, where: str) -> None:
@@ -93,6 +94,7 @@ def local_reference(rank: int, length: int, skips: Skips) -> torch.Tensor:
     return flat(model)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("where", [where for where in SKIPS if "on all ranks at" not in where])
 @pytest.mark.parametrize("branch", LOCAL)
 def test_where_gradients_stay_local_each_rank_steps_as_often(branch: str, where: str) -> None:
@@ -120,6 +122,7 @@ def test_an_average_after_the_last_step_is_that_of_replicas_alone(where: str) ->
         torch.testing.assert_close(parameters, expected)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("where", ["first", "middle", "last", "several"])
 @pytest.mark.parametrize("branch", ["whole", "gossip", "average"])
 def test_a_skip_in_each_of_two_passes_and_with_uneven_data(branch: str, where: str) -> None:
@@ -147,6 +150,7 @@ def test_a_skip_in_each_of_two_passes_and_with_uneven_data(branch: str, where: s
     torch.testing.assert_close(one, other)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("branch", BRANCHES)
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("skips", [{(1, 0), (0, 3)}, {(0, 0), (1, 0), (0, 4), (1, 4)}])

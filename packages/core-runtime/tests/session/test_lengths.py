@@ -49,6 +49,7 @@ def trained(
     return flat(model), steps
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("branch", BRANCHES)
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_batches_beyond_a_loaders_length_are_read(branch: str, length: int) -> None:
@@ -132,6 +133,7 @@ def leaving(branch: str, counts: tuple[int, ...], who: tuple[int, ...], leaves_a
     return on_ranks(len(counts), run)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("branch", BRANCHES)
 @pytest.mark.parametrize("counts", [(3, 3), (3, 2, 3)])
 @pytest.mark.parametrize("who", [(0,), (0, 1, 2)])

@@ -95,6 +95,7 @@ def train(
     return on_ranks(3, run)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_training_is_the_same(name: str, dtype: torch.dtype) -> None:

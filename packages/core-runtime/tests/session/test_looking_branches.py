@@ -49,6 +49,7 @@ def enter(session: hocket.Session) -> None:
         pass
 
 
+@pytest.mark.one_of_each
 @each
 @pytest.mark.parametrize("what", ["consensus", "distance", "gather", "save", "receive"])
 def test_it_changes_nothing(branch: str, what: str, tmp_path: Path) -> None:
@@ -89,6 +90,7 @@ def without_looking(branch: str) -> list[tuple[Tensor, Tensor]]:
     return trained(branch, lambda _: None)
 
 
+@pytest.mark.one_of_each
 @each
 @pytest.mark.parametrize("steps", [1, 4, 5])
 def test_consensus_leaves_one_model_the_mean_of_all(branch: str, steps: int) -> None:
@@ -142,6 +144,7 @@ def test_what_is_settled_is_what_the_next_forward_reads(branch: str) -> None:
     assert on_ranks(3, run) == [True] * 3
 
 
+@pytest.mark.one_of_each
 @each
 @pytest.mark.parametrize("at", [3, 4])
 def test_a_resumed_run_goes_on_bit_for_bit(branch: str, at: int, tmp_path: Path) -> None:

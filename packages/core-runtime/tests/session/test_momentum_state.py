@@ -175,6 +175,7 @@ def check(act: Callable[[Program, int], None], given: dict[str, Any], *, nestero
     torch.testing.assert_close(means, plain.read, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_the_optimizers_state_is_what_is_used(

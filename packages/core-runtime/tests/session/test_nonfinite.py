@@ -39,6 +39,7 @@ def synchronous_steps() -> list[list[tuple[Batch, float]]]:
     return [[(batch, 1.0) for batch in column] for column in columns]
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("strategy", GRADIENT_STRATEGIES)
 def test_error_names_parameter_rank_and_step(strategy: tuple[str, ...], value: float) -> None:
@@ -138,6 +139,7 @@ def scaled(rank: int, strategy: Sequence[str], data: Sequence[Batch], **options:
     return flat(model), scaler.get_scale()
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("on_nonfinite", ["error", "skip"])
 @pytest.mark.parametrize("strategy", GRADIENT_STRATEGIES)
 def test_grad_scaler_sees_the_inf_on_all_ranks(strategy: tuple[str, ...], on_nonfinite: str) -> None:

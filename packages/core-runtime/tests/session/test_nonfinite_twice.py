@@ -38,6 +38,7 @@ def loop(model: nn.Module, optimizer: torch.optim.Optimizer, *, nan: bool) -> No
         optimizer.step()
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("overlap", ["none", "backward"])
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_the_step_is_left_out(compressor: str, overlap: str) -> None:

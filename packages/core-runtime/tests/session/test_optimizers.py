@@ -230,6 +230,7 @@ def test_sam_with_exchanged_parameters(strategy: tuple[str, ...], closure: bool)
         assert torch.allclose(values, flat(model), rtol=0, atol=1e-14)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("strategy", PARAMETER_STRATEGIES, ids=" ".join)
 @pytest.mark.parametrize("several", [False, True])
 def test_a_scaler_that_skips_on_one_rank_only(strategy: tuple[str, ...], several: bool) -> None:

@@ -98,6 +98,7 @@ def exchange(outer: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
     return [{"collective": "allreduce", "every": EVERY, "outer": outer, **fields}]
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("segments", ["model", "layers"])
 @pytest.mark.parametrize("everyone", [True, False])
 @pytest.mark.parametrize("outer", [NESTEROV, HEAVY])

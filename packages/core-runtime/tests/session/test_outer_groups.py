@@ -79,6 +79,7 @@ def run(counts: Sequence[int], group: int, gradients: dict[str, Any], *, sharded
     return on_ranks(len(counts), of_rank)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("gradients", GRADIENTS.values(), ids=GRADIENTS)
 @pytest.mark.parametrize(
     "counts",

@@ -71,6 +71,7 @@ def trained(make: Callable[[], nn.Module], hidden: str, every: int) -> list[Tens
     return on_ranks(RANKS, run)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("every", [1, 2, 4])
 @pytest.mark.parametrize("make", [mlp, Tied, Attention])
 def test_forward_changes_no_bit(make: Callable[[], nn.Module], every: int) -> None:

@@ -55,6 +55,7 @@ def test_phases_that_mean_the_same_change_nothing(phases: dict[int, Any]) -> Non
         torch.testing.assert_close(own, dense(), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("following", [DENSE, {"gradients": [], "parameters": [{"collective": "allreduce"}]}])
 def test_what_residuals_hold_is_sent(corrected: bool, following: dict[str, Any]) -> None:

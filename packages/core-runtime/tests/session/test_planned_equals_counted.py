@@ -44,6 +44,7 @@ def train(recipe: str) -> tuple[float, int]:
         return session.counters.bytes_sent / STEPS, held_bytes(session)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("ranks", [4, 6])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_bytes_and_memory(recipe: str, ranks: int) -> None:

@@ -182,6 +182,7 @@ def test_an_optimizer_that_shares_its_step_out_is_refused() -> None:
     on_ranks(2, run)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("strategy", GRADIENT_STRATEGIES)
 @pytest.mark.parametrize("when", ["before attach", "after attach", "in each step"])
 def test_a_users_hook_sees_the_gradient_and_what_it_makes_of_it_is_sent(

@@ -75,6 +75,7 @@ def gradients_of(model: torch.nn.Module, batch: Any) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("hidden", [{"overlap": "none"}, {"overlap": "forward"}, {"delay": 1}])
 @pytest.mark.parametrize("every", [1, 3])
 def test_replicas_reach_the_mean_of_where_they_began(hidden: dict[str, Any], every: int) -> None:
@@ -145,6 +146,7 @@ def steps(
         yield number
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("hidden", [{"overlap": "none"}, {"overlap": "forward"}, {"delay": 1}])
 @pytest.mark.parametrize("dtype", SHORT)
 def test_equal_replicas_of_short_parameters_stay_where_they_are(
@@ -171,6 +173,7 @@ def test_equal_replicas_of_short_parameters_stay_where_they_are(
         assert max(seen) - min(seen) > 0.5
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("hidden", [{"overlap": "none"}, {"overlap": "forward"}, {"delay": 1}])
 @pytest.mark.parametrize("dtype", SHORT)
 def test_short_parameters_are_those_of_the_definition_in_float32(

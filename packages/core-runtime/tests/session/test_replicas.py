@@ -14,6 +14,7 @@ import hocket
 RANKS, STEPS = 4, 7
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("segments", ["model", "layers", "{name: bytes, size_mb: 0.0001}"])
 @pytest.mark.parametrize("every", [1, 3])
 def test_periodic_average_equals_the_single_process(every: int, segments: str) -> None:

@@ -153,6 +153,7 @@ def test_what_was_applied_and_what_is_kept_are_what_was_contributed(
         assert torch.equal(own, applied)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("overlap", ["none", "backward"])
 @pytest.mark.parametrize(("collective", "compressor"), KEEPING)
 def test_after_a_step_that_was_left_out_all_is_as_if_it_had_not_been(
@@ -314,6 +315,7 @@ def test_with_all_sent_it_is_sgd_with_momentum(
             )
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("overlap", ["none", "backward"])
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_a_scaler_changes_nothing(overlap: str, clip: float | None) -> None:
@@ -449,6 +451,7 @@ def test_weights_of_a_rank_whose_data_end_within_an_accumulation() -> None:
     torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("compressed", ["within", "between"])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_change_of_phase_gives_all_groups_what_was_kept_in_any(compressed: str, sharded: bool) -> None:

@@ -72,6 +72,7 @@ USES: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("what", USES)
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_closed_or_broken_session_says_so(what: str, broken: bool) -> None:

@@ -49,6 +49,7 @@ def sized_on_even_ranks(content: list[Batch]) -> Iterable[Batch]:
     return Sized(content) if hocket.join().rank % 2 == 0 else generator(content)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("loader", [list, Sized, generator, sized_on_even_ranks])
 @pytest.mark.parametrize("strategy", GRADIENT_STRATEGIES)
 def test_equals_the_mean_over_real_batches(
@@ -134,6 +135,7 @@ def accumulating(strategy: Sequence[str], rank: int, counts: Sequence[int], ever
     return flat(model)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("strategy", GRADIENT_STRATEGIES)
 @pytest.mark.parametrize(("counts", "every"), [((3, 6, 4, 0), 2), ((1, 6, 4, 5), 3), ((6, 6, 6, 6), 3)])
 def test_accumulation(strategy: tuple[str, ...], counts: tuple[int, ...], every: int) -> None:
@@ -265,6 +267,7 @@ def test_a_batch_without_a_step_is_told_of_once(
     assert [text.partition("To add")[0] for text in sorted(messages)] == expected
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("strategy", GRADIENT_STRATEGIES)
 @pytest.mark.parametrize("skipping", [(1,), (0, 2), (0, 1, 2, 3)])
 def test_skipped_batch(strategy: tuple[str, ...], skipping: tuple[int, ...]) -> None:

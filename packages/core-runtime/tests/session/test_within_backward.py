@@ -30,6 +30,7 @@ def step_in_hooks(model: nn.Module) -> list[torch.optim.Optimizer]:
     return list(optimizers.values())
 
 
+@pytest.mark.one_of_each
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("when", ["before", "after", "torch's own", "not attached"])
 @pytest.mark.parametrize("strategy", ["sgd", "agd", "dpsgd", "local"])

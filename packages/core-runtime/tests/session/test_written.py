@@ -18,6 +18,7 @@ from hocket.transport.peer import gather
 FORWARD = ("dpsgd", "parameters.0.overlap=forward")
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("strategy", ["sgd", "agd", "hierarchical_sgd"])
 @pytest.mark.parametrize("way", ["by hand", "accumulated", "one rank has none"])
 def test_gradients_that_no_backward_sends(strategy: str, way: str) -> None:
@@ -60,6 +61,7 @@ def clip(model: nn.Module) -> None:
             p.clamp_(-0.3, 0.3)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("write", [mask, clip])
 @pytest.mark.parametrize(
     "strategy", [("sgd",), ("agd",), ("dpsgd",), FORWARD, ("sgp",), ("overlap_sgp",)], ids=" ".join

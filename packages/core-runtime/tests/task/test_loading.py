@@ -125,6 +125,7 @@ def test_ranks_together_read_what_one_rank_reads(num: int, batch: int, size: int
     assert all(weight == len(numbers) / batch for of_rank in ranks for numbers, weight in of_rank)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(("size", "workers"), [(1, 0), (3, 0), (2, 2)])
 @pytest.mark.parametrize(
     "make",
@@ -242,6 +243,7 @@ def test_a_distributed_sampler_is_left_alone() -> None:
         read(lambda: hocket.loader(Numbers(8), 2, sampler=DistributedSampler(Numbers(8), 1, 0)), 2)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(("stop", "workers"), [(0, 0), (1, 0), (3, 2), (5, 0)])
 @pytest.mark.parametrize(
     "make",

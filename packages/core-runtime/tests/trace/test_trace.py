@@ -51,6 +51,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_trace_keeps_the_rules(strategy: str, ranks: int, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def test_a_log_that_cannot_grow_names_its_file_and_keeps_its_rows(
     assert steps(tmp_path) == [*range(rows + 1)]
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 @pytest.mark.parametrize(
     ("size", "width", "name"),
     [(3000, 4, "metrics.jsonl"), (15_000, 128, "model.safetensors"), (15_000, 4, "metrics.png")],

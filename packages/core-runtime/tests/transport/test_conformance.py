@@ -19,6 +19,7 @@ class TestVirtual(TransportConformance):
         return VirtualWorld(size).run(lambda: body(current_peer(), *args))
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("seed", [1, 2, 3])
 class TestVirtualInOtherInterleavings(TransportConformance):
     sizes = (3, 4)

@@ -28,7 +28,12 @@ FULL = pytest.mark.full
 
 
 class TestMPI(ConformanceInJobs):
-    sizes: tuple[object, ...] = (pytest.param(1, marks=FULL), pytest.param(2, marks=FULL), 3, 4)
+    sizes: tuple[object, ...] = (
+        pytest.param(1, marks=FULL),
+        pytest.param(2, marks=FULL),
+        3,
+        pytest.param(4, marks=FULL),
+    )
 
 
 class TestMPIInPieces(TestMPI):

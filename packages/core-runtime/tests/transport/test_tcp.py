@@ -25,7 +25,13 @@ FULL = pytest.mark.full
 
 
 class TestTorch(ConformanceInJobs):
-    sizes: tuple[object, ...] = (pytest.param(1, marks=FULL), 2, 3, pytest.param(4, marks=FULL), 5)
+    sizes: tuple[object, ...] = (
+        pytest.param(1, marks=FULL),
+        2,
+        pytest.param(3, marks=FULL),
+        pytest.param(4, marks=FULL),
+        5,
+    )
     transport = "torch"
 
     def test_ranks_that_meet_in_different_places_say_who_is_where(self) -> None:
@@ -58,7 +64,7 @@ class TestTorch(ConformanceInJobs):
 class TestTorchBySockets(TestTorch):
     """Messages as between hosts."""
 
-    sizes = (2, 3)
+    sizes = (pytest.param(2, marks=FULL), 3)
 
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
         return super().run(size, by_sockets, body.__module__, body.__name__, list(args))

@@ -155,7 +155,7 @@ def imported_versions(config: TreeView) -> dict[str, str]:
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module.partition(".")[0])
-    packages = packages_distributions()
+    packages = packages_distributions() if names else {}  # a look through all that is installed
     return {package: version(package) for name in sorted(names) for package in packages.get(name, ())}
 
 
