@@ -27,7 +27,9 @@ def exchange(**fields: Any) -> dict[str, Any]:
 
 def weights_of(session: hocket.Session) -> list[float]:
     return [
-        weight for each in inner_of(session).phase.parameters.exchanges for weight in each.weights.values()
+        weight
+        for each in inner_of(session).phase.parameters.exchanges
+        for weight in each.push_sum.weights.values()
     ]
 
 

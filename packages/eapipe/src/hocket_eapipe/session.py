@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -39,8 +38,6 @@ from hocket_eapipe.weights.policies import weights_of
 
 __all__ = ["PipelineSession"]
 
-_log = logging.getLogger("hocket")
-
 
 class PipelineSession(EngineSession):
     """One rank of a mesh of pipelines.
@@ -63,10 +60,9 @@ class PipelineSession(EngineSession):
     """
 
     def __init__(self, engine: PipelineConfig, given: Attachment) -> None:
-        peer = given.peer if given.observer is None else given.observer.join(given.peer)
-        super().__init__(given.model, given.optimizers, given.strategy, peer)
-        self._engine, self._observer = engine, given.observer
-        self.mesh = self._mesh_of(given, peer.size)
+        super().__init__(given)
+        self._engine = engine
+        self.mesh = self._mesh_of(given, self.size)
         self.data_rank, self.data_size = self.mesh.pipeline_of(self.rank), self.mesh.pipelines
         if given.initial == "rank0":
             broadcast_model(given.model, self.control)
@@ -74,8 +70,8 @@ class PipelineSession(EngineSession):
         # A job goes on saving where it saved, and the stages with their periods and phases.
         self.count_on()
         place = self.mesh.place_of(self.rank)
-        data_peer = _group(peer, self.mesh.data_ranks(place))
-        pipe_peer = _group(peer, self.mesh.pipeline_ranks(self.data_rank))
+        data_peer = _group(self.peer, self.mesh.data_ranks(place))
+        pipe_peer = _group(self.peer, self.mesh.pipeline_ranks(self.data_rank))
         with ExitStack() as undo:  # what fails leaves no stage attached
             self.stages = [
                 self._open_stage(stage, given, data_peer, undo) for stage in self.mesh.stages_of(place)
@@ -94,7 +90,6 @@ class PipelineSession(EngineSession):
             self._norms = pipe_peer.lane("norms")
             #: Whether nothing has been done yet with the batch that was handed out.
             self._left_out = False
-            self._warned_of_left_out_batch = False
             reestimates = (
                 engine.policy is Policy.ELASTIC and engine.buffers is BatchNormStatistics.REESTIMATED
             )
@@ -172,8 +167,7 @@ class PipelineSession(EngineSession):
     def train_batch(self, batch: plain.Batch, loss: Loss) -> StepResult | None:
         self.require("session.train_batch", training=True)
         self._absent.release()
-        if self._observer is not None:
-            self._observer.phase("forward and backward", self.peer.clock.now())
+        self.note_phase("forward and backward")
         if self._reestimation is not None:
             self._reestimation.remember(batch[0])
         self._left_out = False
@@ -188,8 +182,7 @@ class PipelineSession(EngineSession):
         self.optimizer.step()
         self._count_skipped()
         self.step += 1
-        if self._observer is not None:
-            self._observer.step_ended(self.step - 1, self.peer.clock.now())
+        self._observer.step_ended(self.step - 1, self.peer.clock.now())
         self.peer.status.note_step(self.step)
         self.step_ended(self.step - 1)
 
@@ -213,14 +206,12 @@ class PipelineSession(EngineSession):
         only_evaluates = not (self.model.training and torch.is_grad_enabled())
         if not self._left_out or self._runner.accumulates or only_evaluates:
             return
-        if not self._warned_of_left_out_batch:
-            self._warned_of_left_out_batch = True
-            _log.warning(
-                "rank %d made no session.train_batch() with the batch of step %d: it steps with what the other "
-                "pipelines have, and all ranks of its own leave it out, too. To validate, read the loader itself",
-                self.rank,
-                self.step,
-            )
+        self.warn_once(
+            "rank %d made no session.train_batch() with the batch of step %d: it steps with what the other "
+            "pipelines have, and all ranks of its own leave it out, too. To validate, read the loader itself",
+            self.rank,
+            self.step,
+        )
         self._runner.leave_out()
         self._end_step()
 
@@ -352,8 +343,7 @@ class PipelineSession(EngineSession):
         for lane in (*self._lanes, self._norms, self.control):
             lane.close()
         self.note_counts(self.model)
-        if self._observer is not None:
-            self._observer.close()
+        self._observer.close()
         self.give_back()
 
     def abandon(self) -> None:
@@ -362,8 +352,7 @@ class PipelineSession(EngineSession):
         self.note_counts(self.model)
         for session in self._sessions:
             session.abandon()
-        if self._observer is not None:
-            self._observer.abandon()
+        self._observer.abandon()
 
 
 def _group(peer: Peer, ranks: Sequence[int]) -> Peer:

@@ -12,11 +12,36 @@ from functools import cache
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from hocket.errors import AttachError
+from hocket.errors import AttachError, SessionError
 from hocket.session.step.optimizers import is_attached, sessions_with
 from hocket.session.torch_internals import outside_of_dynamo, replace_method
+from hocket.strategy.strategy import Strategy
 
-__all__ = ["watch_ddp"]
+__all__ = ["refuse_ddp", "watch_ddp"]
+
+
+def refuse_ddp(strategy: Strategy, ranks: int, size: int, rank: int, step: int) -> None:
+    """Refuse DistributedDataParallel that averages what a session exchanges.
+
+    Args:
+        strategy: the session's.
+        ranks: the number of ranks that it averages over.
+        size: the number of the session's ranks.
+        rank, step: this rank, and the number of ended steps, for the message.
+
+    Raises:
+        SessionError: both would average.
+    """
+    between = ranks < size and not any(each.gradients for each in strategy.in_turn)
+    if ranks > 1 and not between:
+        raise SessionError(
+            f"rank {rank}: DistributedDataParallel calls the session's model at step {step}, and "
+            f"averages gradients over {ranks} ranks, beside what {strategy.name or 'the strategy'} exchanges. "
+            "Three ways out: without it (call the plain model, not ddp(x)); without a session (with "
+            "hocket.ddp_comm_hook, if need be); or DistributedDataParallel over a group of a host's "
+            "ranks (process_group=...), and between them a strategy that exchanges parameters only "
+            "(periodic_average, diloco)"
+        )
 
 
 def _look(called: DistributedDataParallel) -> None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from hocket.checkpoint.files import StateFile
 from hocket.errors import HocketError
-from hocket.session.api import Loss, StepResult
+from hocket.session.api import Attachment, Loss, StepResult
 from hocket.session.data.epochs import Epochs
 from hocket.session.data.streams import StreamedSamples
 from hocket.session.data.windows import Windows
@@ -28,12 +28,12 @@ from hocket.session.step.looking_on import only_evaluates
 from hocket.session.step.optimizers import Optimizers
 from hocket.session.step.state import StepState
 from hocket.strategy.advice import outer_age, unreached
-from hocket.strategy.strategy import Strategy
-from hocket.transport.peer import Peer, gather
+from hocket.trace import Observer
+from hocket.transport.peer import gather
 
 __all__ = ["EndsOnRequest", "EngineSession"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("hocket")
 
 
 class EndsOnRequest(Protocol):
@@ -81,18 +81,13 @@ class EngineSession(ABC):
     replicas_equal: bool
     places_buffers = False
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        strategy: Strategy,
-        peer: Peer,
-        island: Island | None = None,
-    ) -> None:
-        self.model = model
-        self.optimizers = Optimizers(optimizers)
+    def __init__(self, given: Attachment) -> None:
+        self._observer = given.observer or Observer()
+        peer, island = self._observer.join(given.peer), given.island
+        self.model = given.model
+        self.optimizers = Optimizers(given.optimizers)
         self.state = StepState(lambda: f"rank {self.rank} after step {self.step}")
-        self.strategy = strategy
+        self.strategy = given.strategy
         self.peer = peer
         self.rank, self.size = peer.rank, peer.size
         self.local_rank = local_rank(peer)
@@ -114,7 +109,12 @@ class EngineSession(ABC):
         self.owns_peer = False
         self.step_ended: Callable[[int], None] = lambda _: None
         self.control = peer.lane("session")
+        self._warned: set[str] = set()
         self._warned_unreached = self._warned_of_age = False
+
+    def note_phase(self, name: str) -> None:
+        """Note for the observer that a phase of the step begins."""
+        self._observer.phase(name, self.peer.clock.now())
 
     @property
     def num_replicas(self) -> int:
@@ -228,6 +228,17 @@ class EngineSession(ABC):
     def note_counts(self, model: nn.Module) -> None:
         """Save the counts for the model's next session."""
         note_counted(model, self.step, self.epochs.ended)
+
+    def warn_once(self, text: str, *values: object) -> None:
+        """Log a warning, the first time that a session does so.
+
+        Args:
+            text: with a place for each value.
+            values: of the first time.
+        """
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning(text, *values)
 
     def warn_unreached(self, steps: int) -> None:
         """Warn of phases and exchanges that `steps` steps never reach, or lose; once a session."""
@@ -349,6 +360,12 @@ class EngineSession(ABC):
     @abstractmethod
     def abandon(self) -> None:
         """Take the hooks off without the other ranks, which may not be here."""
+
+    def finish_save(self, call: str) -> None:
+        """Wait for a save beside training, if one is under way, for a call that begins; collective."""
+        if self.beside_training is not None:
+            self.begin_collective(call)
+            self.beside_training.finish()
 
     def stop_saving(self, *, together: bool) -> None:
         """End `session.save_on_signal`, and leave a save under way; collective if `together`; closing calls it."""

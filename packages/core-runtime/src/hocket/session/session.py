@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from hocket.errors import CheckpointError, HocketError
 from hocket.loggers import Log, Logger
@@ -37,7 +36,7 @@ class Session:
     """A strategy attached to a model on one rank, as `hocket.attach` returns it; use it as a context manager.
 
     Attributes:
-        model: the attached model.
+        model, optimizer: the attached model, and its optimizer, the first of several.
         peer: this rank's endpoint among all ranks.
         rank, size: this rank, and the number of ranks.
         local_rank: this rank's number among those of its host, as for `cuda:{local_rank}`.
@@ -49,7 +48,7 @@ class Session:
 
     def __init__(self, inner: EngineSession, run: ScriptRun | None = None) -> None:
         self.inner = inner
-        self.model, self.peer = inner.model, inner.peer
+        self.model, self.optimizer, self.peer = inner.model, inner.optimizer, inner.peer
         self.rank, self.size, self.local_rank = inner.rank, inner.size, inner.local_rank
         self.is_main = inner.rank == 0
         self.data_rank, self.data_size = inner.data_rank, inner.data_size
@@ -62,11 +61,6 @@ class Session:
         self._hooks.hocket_step_end(session=self, step=step)
         if self.inner.beside_training is not None:
             self.inner.beside_training.look(self.step)
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The attached optimizer; the first of several."""
-        return self.inner.optimizer
 
     @property
     def step(self) -> int:
@@ -272,12 +266,6 @@ class Session:
         check_keep("session.save", keep)
         return save(self.inner, Path(folder), more, keep=keep, blocking=blocking)
 
-    def _finish_save(self, call: str) -> None:
-        """Wait for a save beside training, if one is under way, for a call that begins; collective."""
-        if self.inner.beside_training is not None:
-            self.inner.begin_collective(call)
-            self.inner.beside_training.finish()
-
     def save_on_signal(
         self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Stateful
     ) -> None:
@@ -306,7 +294,7 @@ class Session:
     def _save_at_last(self, folder: Path, keep: int | None, more: Mapping[str, Stateful]) -> Path:
         """Save before the process ends, also where a save beside training has failed; collective."""
         try:
-            self._finish_save("session.save")
+            self.inner.finish_save("session.save")
         except CheckpointError as error:
             if self.is_main:
                 _log.warning("%s", error)
@@ -363,7 +351,7 @@ class Session:
                 left as it was.
         """
         self.inner.require("session.load", training=True)
-        self._finish_save("session.load")
+        self.inner.finish_save("session.load")
         resumed = Loading(self.inner, Path(folder), more).load(missing)
         if self._run is not None and resumed.step:
             self._run.resume_after(resumed.step)
@@ -380,7 +368,7 @@ class Session:
         error = None
         if self.inner.closes_together:
             try:
-                self._finish_save("the session's end")
+                self.inner.finish_save("the session's end")
             except CheckpointError as failed:
                 error = failed
         run, self._run = self._run, None

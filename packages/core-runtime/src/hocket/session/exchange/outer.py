@@ -15,19 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hocket.plan.layout import OUTER, WEIGHT
 from hocket.segment.segment import Segment, view_of
 from hocket.segment.storage import Pieces
+from hocket.session.exchange.active import ActiveExchange
 from hocket.session.exchange.segment_state import WEIGHT_TOLERANCE
 from hocket.session.island import Island
 from hocket.session.step.held import Held
 from hocket.strategy.exchange import Exchange
 from hocket.transport.lane import Lane
 
-__all__ = ["OuterSegment"]
+__all__ = ["OuterSegment", "agree_on_weights"]
 
 # The integers of as many bytes as an element has.
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -307,6 +309,35 @@ def _backup(tensors: Sequence[Tensor]) -> Callable[[], None]:
             tensor.copy_(copy)
 
     return put_back
+
+
+def agree_on_weights(
+    outer: Mapping[int, OuterSegment], due: Sequence[int], opened: ActiveExchange, lane: Lane
+) -> dict[int, float]:
+    """Return the ranks' mean batch weight, by the index of segments that are due; collective.
+
+    Residuals of parameters that no rank has moved are held back from the segments.
+
+    Args:
+        outer: the outer parameters of each segment.
+        due: the segments that are sent now.
+        opened: their exchange, through a compressor with residuals.
+        lane: among its ranks.
+    """
+    moved = {index: outer[index].moved() for index in due}
+    own = np.array([n for index in due for n in (outer[index].weight, *moved[index])], np.float64)
+    total = np.empty_like(own)
+    opened.wait_for(lambda: lane.iallreduce(own, total), "weights", own.nbytes)
+    means, start = {}, 0
+    assert opened.channel.packing is not None
+    for index in due:
+        means[index] = float(total[start]) / lane.size
+        end = start + 1 + len(moved[index])
+        outer[index].hold(
+            opened.channel.packing.states[index].residual, (total[start + 1 : end] != 0).tolist()
+        )
+        start = end
+    return means
 
 
 def _zeros_like(data: Tensor, exchange: Exchange) -> Tensor:

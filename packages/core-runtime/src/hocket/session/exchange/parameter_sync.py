@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from hocket.session.exchange.parameters import MixState, ParameterMix
-from hocket.session.exchange.unrounded import Unrounded
+from hocket.session.exchange.push_sum import KeptPushSum, Unrounded
 from hocket.strategy.exchange import Exchange, Overlap
 
-__all__ = ["ParameterSync", "PushSums"]
-
-#: An exchange's push-sum weights, and the values for which parameters are too short, by the segment's index.
-PushSums = tuple[dict[int, float], dict[int, Tensor]]
+__all__ = ["ParameterSync"]
 
 
 class ParameterSync:
@@ -26,14 +23,14 @@ class ParameterSync:
     @property
     def has_weights(self) -> bool:
         """Tell whether push-sum weights travel."""
-        return any(exchange.weights for exchange in self.exchanges)
+        return any(exchange.push_sum.weights for exchange in self.exchanges)
 
     @torch.no_grad()
     def before_step(self) -> None:
         """Set parameters to the values that the optimizer steps, and merge segments that no forward has read."""
         self.merge_forward()
         for exchange in self.exchanges:
-            exchange.bias()
+            exchange.push_sum.bias()
 
     @torch.no_grad()
     def debias(self) -> None:
@@ -58,21 +55,23 @@ class ParameterSync:
 
     def unrounded(self) -> list[Unrounded]:
         """Return the push-sum values that parameters' dtypes are too short for."""
-        return [unrounded for exchange in self.exchanges for unrounded in exchange.unrounded.values()]
+        return [
+            unrounded for exchange in self.exchanges for unrounded in exchange.push_sum.unrounded.values()
+        ]
 
-    def push_sums(self) -> list[PushSums]:
+    def push_sums(self) -> list[KeptPushSum]:
         """Return, by exchange, the weights, and copies of the values that parameters' dtypes are too short for."""
-        return [(exchange.weights, exchange.values()) for exchange in self.exchanges]
+        return [exchange.push_sum.keep() for exchange in self.exchanges]
 
     def reset_weights(self) -> None:
         """Reset push-sum weights to 1, with the current parameters as values."""
         for exchange in self.exchanges:
-            exchange.set_weights(dict.fromkeys(exchange.weights, 1.0))
+            exchange.push_sum.set(dict.fromkeys(exchange.push_sum.weights, 1.0))
 
-    def restore(self, push_sums: Sequence[PushSums]) -> None:
+    def restore(self, push_sums: Sequence[KeptPushSum]) -> None:
         """Restore weights and values from `push_sums`, for the current parameters."""
         for exchange, (weights, values) in zip(self.exchanges, push_sums, strict=True):
-            exchange.set_weights(weights, values)
+            exchange.push_sum.set(weights, values)
 
     @torch.no_grad()
     def show_outer(self, exchange: Exchange) -> list[Callable[[], None]]:

@@ -10,19 +10,16 @@
 
 With an outer optimizer ranks send the distance from outer parameters, and merge these (see `outer`).
 
-Where a push-sum weight w travels with a segment, the model computes with x / w and the optimizer steps x: the
-parameters are multiplied by w before its step and divided by it afterwards (Assran et al. 2019, algorithm 1). For
-float16 and bfloat16 parameters x is kept in float32, and the optimizer's changes are added to it (`unrounded`).
+Push-sum weights travel with the segments (see `push_sum`).
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypedDict
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,12 +28,12 @@ from hocket.errors import NonFiniteError, some
 from hocket.outer.api import Merge
 from hocket.outer.merge import AddDisplacement
 from hocket.plan.layout import WEIGHT
-from hocket.segment.segment import Segment, view_of
+from hocket.segment.segment import Segment
 from hocket.segment.storage import Pieces
 from hocket.session.exchange.active import ActiveExchange
 from hocket.session.exchange.buffers import BufferMean
-from hocket.session.exchange.outer import OuterSegment
-from hocket.session.exchange.unrounded import Unrounded
+from hocket.session.exchange.outer import OuterSegment, agree_on_weights
+from hocket.session.exchange.push_sum import PushSum
 from hocket.session.island import Island
 from hocket.strategy.exchange import Overlap
 from hocket.transport.lane import Lane
@@ -101,30 +98,18 @@ class ParameterMix:
         self._step = 0
         # The segments that are to be sent after it, or wait for the next forward.
         self._due: list[int] = []
-        #: The push-sum weight of each segment, by its index; empty where none travels.
-        self.weights: dict[int, float] = dict.fromkeys(self._places if exchange.carries_weight else (), 1.0)
-        #: What x is, by the segment's index, where parameters are too short for it.
-        self.unrounded = self._open_unrounded()
+        self.push_sum = PushSum(self._places, travels=exchange.carries_weight)
         #: The outer parameters of each segment, by its index; empty where there are none.
         self.outer: dict[int, OuterSegment] = {}
         for index, place in self._places.items() if exchange.outer is not None else ():
             self.outer[index] = OuterSegment(exchange, *place, any_frozen, island)
         self._weights_lane = self._open_weights_lane()
-        # The segments whose parameters hold x, and not x / w.
-        self._biased: set[int] = set()
         # The segments whose `outgoing` holds the next message already, and whether that is finite.
         self._copied: dict[int, bool] = {}
         # The segments that were sent before a check for NaN and Inf.
         self._unseen: set[int] = set()
         # By the address of a buffer, the segment that lies there.
         self._lies_at: dict[int, int] = {}
-
-    def _open_unrounded(self) -> dict[int, Unrounded]:
-        return {
-            i: Unrounded(pieces[0][1], segment.outgoing.dtype)
-            for i, (segment, pieces) in self._places.items()
-            if i in self.weights and segment.outgoing.dtype != pieces[0][1].dtype
-        }
 
     def _open_weights_lane(self) -> Lane | None:
         """Open the lane on which ranks agree, before a compressor remembers them, on weights and moved parameters."""
@@ -148,44 +133,17 @@ class ParameterMix:
         """Return the numbers of the segments that are under way."""
         return {index for index, (segment, _) in self._places.items() if self.opened.started(segment)}
 
-    def bias(self) -> None:
-        """Set parameters to x, which the optimizer steps, in place of x / w, which the model computes with."""
-        for index in self.weights.keys() - self._biased:
-            self._biased.add(index)
-            if index in self.unrounded:
-                self.unrounded[index].bias(self.weights[index])
-            elif self.weights[index] != 1.0:
-                for _, target in self._places[index][1]:
-                    target.mul_(self.weights[index])
-
     def debias(self) -> None:
         """Set parameters to x / w, which the model computes with, except those that a merge overwrites."""
-        for index in sorted(self._biased):
+        for index in sorted(self.push_sum.biased):
             if self._delay or not self.opened.started(self._places[index][0]):
-                self._debias(index)
-
-    def set_weights(self, weights: dict[int, float], values: Mapping[int, Tensor] | None = None) -> None:
-        """Set the push-sum weights of segments, with parameters as x / w; no segment may be under way.
-
-        Args:
-            weights: by the segment's index.
-            values: a result of `values`, where parameters' dtypes are too short for x.
-        """
-        self.weights = weights
-        self._biased = set()
-        for index, value in (values or {}).items():
-            self.unrounded[index].value.copy_(value)
-
-    def values(self) -> dict[int, Tensor]:
-        """Return copies of x where parameters' dtypes are too short for it, by the segment's index."""
-        return {index: unrounded.value.clone() for index, unrounded in self.unrounded.items()}
+                self.push_sum.debias(index)
 
     def state_dict(self) -> MixState:
         """Return push-sum weights and values, and the outer state, by parameter."""
-        places = [(weight, self._places[index][0]) for index, weight in self.weights.items()]
         return {
-            "weights": {span.name: weight for weight, segment in places for span in segment.spans},
-            "values": self._values_by_name(),
+            "weights": self.push_sum.weights_by_name(),
+            "values": self.push_sum.values_by_name(),
             "outer": {
                 name: kept for outer in self.outer.values() for name, kept in outer.state_dict().items()
             },
@@ -193,27 +151,9 @@ class ParameterMix:
 
     def load_state_dict(self, state: MixState) -> None:
         """Continue from a result of `state_dict`, with parameters as x / w."""
-        firsts = {index: self._places[index][0].spans[0].name for index in self.weights}
-        self.set_weights({index: state["weights"][name] for index, name in firsts.items()})
-        for name, value in self._values_by_name().items():
-            value.copy_(state["values"][name])
+        self.push_sum.load(state["weights"], state["values"])
         for outer in self.outer.values():
             outer.load_state_dict(state["outer"])
-
-    def _values_by_name(self) -> dict[str, Tensor]:
-        return {
-            span.name: view_of(unrounded.value, span)
-            for index, unrounded in self.unrounded.items()
-            for span in self._places[index][0].spans
-        }
-
-    def _debias(self, index: int) -> None:
-        self._biased.discard(index)
-        if index in self.unrounded:
-            self.unrounded[index].debias(self.weights[index])
-        elif self.weights[index] != 1.0:
-            for _, target in self._places[index][1]:
-                target.div_(self.weights[index])
 
     def after_step(self, step: int, weight: float) -> None:
         """Merge segments that are due, and send the next ones; with overlap forward at the next forward.
@@ -233,7 +173,7 @@ class ParameterMix:
                 i for i in self._due_after(step - self._delay) if self.opened.started(self._places[i][0])
             ]
             if ready:
-                self.bias()
+                self.push_sum.bias()
             for index in ready:
                 self.merge(index, sends=index in due)
         else:
@@ -304,9 +244,10 @@ class ParameterMix:
         if self.overlap is Overlap.FORWARD:  # long after the step, at whose end they were taken over
             self._take_values()
         due, self._due = self._due, []
-        self.bias()
-        mean_weights = self._agree(due)
-        takes_turns = self.opened.exchange.takes_turns
+        self.push_sum.bias()
+        lane, opened = self._weights_lane, self.opened
+        mean_weights = {} if lane is None else agree_on_weights(self.outer, due, opened, lane)
+        takes_turns = opened.exchange.takes_turns
         for index in due if takes_turns else ():  # before one of them is merged
             self._check(index)
         for index in due:
@@ -346,36 +287,14 @@ class ParameterMix:
         finite = self._copied.pop(index, None)
         if index in self.outer:
             self.outer[index].send(mean_weight)
-        elif index in self.unrounded:
-            segment.outgoing[: segment.numel].copy_(self.unrounded[index].step())
+        elif index in self.push_sum.unrounded:
+            segment.outgoing[: segment.numel].copy_(self.push_sum.unrounded[index].step())
         elif finite is None and index not in self._sent:
             for place, target in pieces:
                 segment.outgoing[place].copy_(target)
-        if self.weights:
-            segment.outgoing_trailer[WEIGHT] = self.weights[index]
+        if self.push_sum.weights:
+            segment.outgoing_trailer[WEIGHT] = self.push_sum.weights[index]
         return segment
-
-    def _agree(self, due: Sequence[int]) -> Mapping[int, float]:
-        """Return the ranks' mean batch weight, by the index of segments that are due; collective.
-
-        Residuals of parameters that no rank has moved are held back from the segments.
-        """
-        lane = self._weights_lane
-        if lane is None:
-            return {}
-        moved = {index: self.outer[index].moved() for index in due}
-        own = np.array([n for index in due for n in (self.outer[index].weight, *moved[index])], np.float64)
-        total = np.empty_like(own)
-        self.opened.wait_for(lambda: lane.iallreduce(own, total), "weights", own.nbytes)
-        means, start = {}, 0
-        assert self.opened.channel.packing is not None
-        for index in due:
-            means[index] = float(total[start]) / lane.size
-            end = start + 1 + len(moved[index])
-            state = self.opened.channel.packing.states[index]
-            self.outer[index].hold(state.residual, (total[start + 1 : end] != 0).tolist())
-            start = end
-        return means
 
     def merge(self, index: int, *, sends: bool = False) -> None:
         """Finish segment number `index`, if it is under way, and merge the result into the parameters.
@@ -393,20 +312,20 @@ class ParameterMix:
                 self._raise_nonfinite(segment, pieces, (self.opened.peer.rank,))
         if outcome.nonfinite:
             self._raise_nonfinite(segment, pieces, outcome.nonfinite)
-        if self.weights:
+        if self.push_sum.weights:
             # With a delay nothing has changed the weight since it was sent.
-            self.weights[index] = float(segment.incoming_trailer[WEIGHT])
+            self.push_sum.weights[index] = float(segment.incoming_trailer[WEIGHT])
         if index in self.outer:
             self.outer[index].take(self.opened.scale)
-        elif index in self.unrounded:
-            self._take(segment, [(slice(0, segment.numel), self.unrounded[index].step())])
-            self.unrounded[index].show()
+        elif index in self.push_sum.unrounded:
+            self._take(segment, [(slice(0, segment.numel), self.push_sum.unrounded[index].step())])
+            self.push_sum.unrounded[index].show()
         elif self._delay and _fuses(segment, pieces, self._merges):
             self._take_in_one_pass(segment, pieces[0][1], sends=sends)
         else:
             self._take(segment, pieces)
-        if index in self._biased and self.overlap is Overlap.FORWARD:
-            self._debias(index)
+        if index in self.push_sum.biased and self.overlap is Overlap.FORWARD:
+            self.push_sum.debias(index)
 
     def _take(self, segment: Segment, pieces: Pieces) -> None:
         scale = self.opened.scale
@@ -444,7 +363,7 @@ class ParameterMix:
         if self.opened.idle:
             return
         if self._delay:
-            self.bias()
+            self.push_sum.bias()
         for index in self._places:
             self.merge(index)
 

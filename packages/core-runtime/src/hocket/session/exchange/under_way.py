@@ -11,6 +11,7 @@ from torch import Tensor
 from hocket.collective.api import Ends, Outcome
 from hocket.segment.segment import Segment
 from hocket.session.exchange.parameters import ParameterMix
+from hocket.session.exchange.push_sum import KeptPushSum
 
 __all__ = ["UnderWay"]
 
@@ -22,14 +23,13 @@ class _ExchangeBackup:
     Attributes:
         mix: the exchange.
         received: each segment under way, with its sent and its received data, and its outcome.
-        weights, values: the push-sums.
+        push_sum: its weights, and the values that they come with.
         outer: what puts back outer parameters and their optimizer's state, of each segment.
     """
 
     mix: ParameterMix
     received: Sequence[tuple[Segment, Tensor, Tensor, Outcome]]
-    weights: dict[int, float]
-    values: dict[int, Tensor]
+    push_sum: KeptPushSum
     outer: Sequence[Callable[[], None]]
 
 
@@ -62,7 +62,7 @@ class UnderWay:
                 segment.outgoing.copy_(outgoing)
                 segment.incoming.copy_(incoming)
                 kept.mix.opened.put_back(segment, outcome)
-            kept.mix.set_weights(kept.weights, kept.values)
+            kept.mix.push_sum.set(*kept.push_sum)
             for put_back in kept.outer:
                 put_back()
 
@@ -75,4 +75,4 @@ def _keep(mix: ParameterMix) -> _ExchangeBackup:
             outcome = opened.receive(segment)
             received.append((segment, segment.outgoing.clone(), segment.incoming.clone(), outcome))
     outer = [each.backup() for each in mix.outer.values()]
-    return _ExchangeBackup(mix, received, dict(mix.weights), mix.values(), outer)
+    return _ExchangeBackup(mix, received, mix.push_sum.keep(), outer)

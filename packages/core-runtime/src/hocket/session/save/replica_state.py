@@ -26,8 +26,8 @@ from hocket.session.save.module_state import (
 )
 
 if TYPE_CHECKING:
+    from hocket.session.exchange.active_phase import ActivePhase
     from hocket.session.exchange.parameters import MixState
-    from hocket.session.exchange.phases import ActivePhase
     from hocket.session.save.beside import Beside
     from hocket.session.step.optimizers import Optimizers
     from hocket.session.step.stale_gradients import StaleGradients
