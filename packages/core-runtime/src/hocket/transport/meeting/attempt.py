@@ -14,7 +14,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
@@ -85,9 +85,8 @@ def join_attempt(store: Store, rendezvous: Rendezvous, member: Member | None = N
                 store, rendezvous, f"there is a second rank {rendezvous.rank} ({own.program} on {own.host})"
             )
         ranks = StoreRanks(PrefixStore(token, store), rendezvous)
-        look = _Look(store, token)
         try:
-            members = [Member(*facts) for facts in ranks.gather(own, look.check)]
+            members = [Member(*facts) for facts in ranks.gather(own, _newest_check(store, token))]
         except _AttemptOverError:
             continue
         _compare(store, rendezvous, members)
@@ -126,18 +125,18 @@ def _is_followed(store: Store, token: str, rendezvous: Rendezvous) -> bool:
     return True
 
 
-class _Look:
-    """A repeated check that an attempt is still the newest one, and that no other job uses the store."""
+def _newest_check(store: Store, token: str) -> Callable[[], None]:
+    """Return a check, which looks now and then, that an attempt is still the newest one."""
+    next_s = time.monotonic() + LOOK_EVERY_S
 
-    def __init__(self, store: Store, token: str) -> None:
-        self._store, self._token = store, token
-        self._next_s = time.monotonic() + LOOK_EVERY_S
-
-    def check(self) -> None:
-        if time.monotonic() > self._next_s:
-            self._next_s = time.monotonic() + LOOK_EVERY_S
-            if self._store.get(_ATTEMPT).decode() != self._token:
+    def check() -> None:
+        nonlocal next_s
+        if time.monotonic() > next_s:
+            next_s = time.monotonic() + LOOK_EVERY_S
+            if store.get(_ATTEMPT).decode() != token:
                 raise _AttemptOverError
+
+    return check
 
 
 def _compare(store: Store, rendezvous: Rendezvous, members: Sequence[Member]) -> None:
