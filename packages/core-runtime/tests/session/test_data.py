@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from toys import Batch, batches, flat, mlp, on_ranks, reference, sgd
 
 import hocket
-from hocket.errors import ExchangeTimeoutError, UserError
+from hocket.errors import ExchangeTimeoutError, PeerLostError, UserError
 from hocket.transport.mpiexec import find_mpiexec
 
 
@@ -256,6 +256,24 @@ def test_ranks_that_leave_at_different_batches_without_waiting_are_told() -> Non
     expected = "rank 0 after batch 6, rank 1 after batch 3, rank 2 after batch 6"
     with pytest.raises(UserError, match=expected):
         on_ranks(3, lambda rank: left(rank, {1: 3}, "periodic_average", THEN["consensus"]))
+
+
+def test_a_loop_that_another_rank_s_error_has_ended_is_closed_without_a_word() -> None:
+    """As the garbage collector closes it, which prints what it raises."""
+    passes = {}
+
+    def body(rank: int) -> None:
+        session = attached("dpsgd")
+        passes[rank] = iter(session.data(iter(batches(rank, 6))))
+        next(passes[rank])
+        if rank == 0:
+            raise ArithmeticError
+        with pytest.raises(PeerLostError):
+            session.gather(1)
+        passes[rank].close()
+
+    with pytest.raises(ArithmeticError):
+        on_ranks(2, body)
 
 
 @pytest.mark.parametrize("others", [each for each in THEN if each != "consensus"])
