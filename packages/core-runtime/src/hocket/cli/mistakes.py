@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from hocket.errors import HocketError, UserError, reason
-from hocket.transport.joining import has_joined, launched_rank
+from hocket.transport.joining import has_joined, speaks_first
 
 __all__ = ["mistakes_reported"]
 
@@ -62,5 +62,5 @@ def _end(message: str, status: int = 2) -> NoReturn:
 
 def _let_rank_0_report() -> None:
     """Leave rank 0 time to report an error of all ranks: at the first exit the launcher ends all."""
-    if launched_rank() > 0:
+    if not speaks_first():
         time.sleep(_RANK_0_REPORTS_S)

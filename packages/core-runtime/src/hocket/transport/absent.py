@@ -21,7 +21,14 @@ __all__ = ["LocalRanks", "watching"]
 #: How a launcher calls this process's number among those of its host.
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK", "SLURM_LOCALID")
 #: What tells a job from others on the same host; not all launchers set all.
-_JOB = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
+_JOB = (
+    "TORCHELASTIC_RUN_ID",
+    "MASTER_PORT",
+    "PMIX_NAMESPACE",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "HOCKET_ISLAND",
+)
 
 # Ranks of a host begin within less, and most have joined by then.
 _FIRST_LOOK_S = 1.5

@@ -49,8 +49,9 @@ def find_in_islands(environment: Mapping[str, str]) -> Launched | None:
         return None  # a launcher itself
     own = found or Launched("whoever set RANK", 0, 1)
     rank, size = island * own.size + own.rank, islands * own.size
+    host, port = _meeting(environment[_MEET])
     there = Rendezvous(
-        rank, size, *_meeting(environment[_MEET]), "hocket/islands", rank == 0, ports_of(environment)
+        rank, size, host, port, "hocket/islands", rank == 0, ports_of(environment), islands=islands
     )
     return replace(own, rank=rank, size=size, transports=("torch",), rendezvous=there) if size > 1 else None
 

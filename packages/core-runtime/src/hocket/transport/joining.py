@@ -19,7 +19,7 @@ from hocket.transport.rank_process import allow_files
 from hocket.transport.single import SinglePeer
 from hocket.transport.torch_variables import missing_variables
 
-__all__ = ["chosen_transport", "has_joined", "join", "launched", "launched_rank"]
+__all__ = ["chosen_transport", "has_joined", "join", "launched", "launched_rank", "speaks_first"]
 
 _log = logging.getLogger("hocket")
 
@@ -44,6 +44,17 @@ def launched_rank() -> int:
     except UserError:
         return 0
     return 0 if found is None else found.rank
+
+
+def speaks_first() -> bool:
+    """Return whether this process reports an error of all ranks: its launcher's first rank, before ranks join."""
+    try:
+        found = launched()
+    except UserError:
+        return True
+    if found is None:
+        return True
+    return found.rank == 0 or (found.rendezvous is not None and found.rendezvous.place == 0)
 
 
 def chosen_transport(found: Launched, asked: str | None = None) -> str:

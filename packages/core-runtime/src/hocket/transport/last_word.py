@@ -9,7 +9,7 @@ import time
 from hocket.errors import HocketError, UserError
 from hocket.transport import forks
 from hocket.transport.job_notes import PID_FOLDER_VARIABLE, note_ending, was_started_by_rank
-from hocket.transport.joining import launched, launched_rank
+from hocket.transport.joining import launched, launched_rank, speaks_first
 
 __all__ = ["say_why"]
 
@@ -25,11 +25,10 @@ def say_why(error: HocketError) -> None:
     """
     if not _is_rank():
         return
-    rank = launched_rank()
-    if rank > 0:
+    if not speaks_first():
         time.sleep(_FIRST_SPEAKS_S)
     message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    print(f"hocket: rank {rank}: {message}", file=sys.stderr, flush=True)
+    print(f"hocket: rank {launched_rank()}: {message}", file=sys.stderr, flush=True)
     code = 2 if isinstance(error, UserError) else 1
     note_ending(code)
     raise SystemExit(code)

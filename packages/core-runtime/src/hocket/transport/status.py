@@ -178,9 +178,9 @@ def summarise(rows: Iterable[RankStatus]) -> str:
     return "; ".join(parts)
 
 
-def number_ranks(ranks: Collection[int]) -> str:
-    """Return `rank 2`, or `ranks 1, 3`; of many, only the number of further ones."""
+def number_ranks(ranks: Collection[int], noun: str = "rank") -> str:
+    """Return `rank 2`, or `ranks 1, 3`, or what else `noun` names; of many, only the number of further ones."""
     listed = sorted(ranks)
     named = ", ".join(map(str, listed[:_MOST_NAMED]))
     more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
-    return ("rank " if len(listed) == 1 else "ranks ") + named + more
+    return f"{noun}{'' if len(listed) == 1 else 's'} {named}{more}"

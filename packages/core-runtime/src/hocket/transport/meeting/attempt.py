@@ -20,6 +20,7 @@ from typing import NamedTuple, NoReturn
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from hocket.errors import UserError
+from hocket.transport.meeting.islands import meet_islands
 from hocket.transport.meeting.rendezvous import Rendezvous
 from hocket.transport.meeting.store import CONFLICT, LOOK_EVERY_S, StoreRanks
 from hocket.transport.waiting import wait
@@ -72,10 +73,11 @@ def join_attempt(store: Store, rendezvous: Rendezvous, member: Member | None = N
         member: the facts of this process.
 
     Raises:
-        UserError: another job uses the store; names both jobs.
+        UserError: another job uses the store, or islands do not belong together; names both.
         ExchangeTimeoutError: some ranks did not join; names them.
     """
     own = member or Member.own(rendezvous)
+    meet_islands(store, rendezvous)
     while True:
         token = _begin(store) if rendezvous.rank == 0 else _present(store, rendezvous)
         if store.add(f"{token}/{rendezvous.rank}", 1) > 1:
@@ -162,6 +164,5 @@ def _describe(rank: int, member: Member) -> str:
 def _refuse(store: Store, rendezvous: Rendezvous, fault: str) -> NoReturn:
     store.set(CONFLICT, fault)
     raise UserError(
-        f"ranks of two jobs use the store at {rendezvous.host} port {rendezvous.port}: {fault}: give each job a "
-        "MASTER_PORT of its own"
+        f"ranks of two jobs use the store at {rendezvous.host} port {rendezvous.port}: {fault}: {rendezvous.of_its_own}"
     )

@@ -28,6 +28,7 @@ class Rendezvous:
         timeout_s: longest wait of ranks for each other here, in seconds.
         lasts: whether the store outlives an attempt that has failed, as a launcher's does.
         job: the launcher's name for the job, empty if it has none; ranks of another one are refused.
+        islands: number of jobs of their own with as many ranks each that meet there; 1 for a job alone.
 
     Raises:
         UserError: there is no such rank.
@@ -43,10 +44,37 @@ class Rendezvous:
     timeout_s: float = DEFAULT_TIMEOUT_S
     lasts: bool = False
     job: str = ""
+    islands: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise UserError(f"there is no rank {self.rank} in a job of {self.size}")
+
+    @property
+    def island(self) -> int:
+        """Return the number of this rank's island."""
+        return self.rank * self.islands // self.size
+
+    @property
+    def place(self) -> int:
+        """Return this rank's number within its island."""
+        return self.rank % (self.size // self.islands)
+
+    @property
+    def how_to_come(self) -> str:
+        """Return what to look at where an island does not come."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return (
+            f"start each with its HOCKET_ISLAND, 0 to {self.islands - 1}, with HOCKET_ISLANDS={self.islands} and "
+            f"HOCKET_MEET={host}:{self.port}, and let the network pass this port of island 0's first host"
+        )
+
+    @property
+    def of_its_own(self) -> str:
+        """Return how a job gets a store of its own."""
+        if self.islands > 1:
+            return "name another free port in HOCKET_MEET, and give each island a HOCKET_ISLAND of its own"
+        return "give each job a MASTER_PORT of its own"
 
 
 def parse_ports(text: str) -> range:

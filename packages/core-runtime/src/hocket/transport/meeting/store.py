@@ -15,6 +15,7 @@ from typing import Any, TypeVar, TypeVarTuple
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from hocket.errors import UserError
+from hocket.transport.meeting.islands import telling
 from hocket.transport.meeting.rendezvous import Rendezvous
 from hocket.transport.status import number_ranks
 from hocket.transport.waiting import wait
@@ -68,12 +69,10 @@ def open_store(rendezvous: Rendezvous) -> Store:
     if isinstance(store, Exception):
         cause = str(store).splitlines()[0]
         if rendezvous.serves and "EADDRINUSE" in cause:
-            telling = threading.Thread(target=_tell_of_conflict, args=(rendezvous,), daemon=True)
-            telling.start()
-            telling.join(_ANSWERING_S)
-            cause = (
-                "address already in use, by another job or program: give each job a MASTER_PORT of its own"
-            )
+            warning = threading.Thread(target=_tell_of_conflict, args=(rendezvous,), daemon=True)
+            warning.start()
+            warning.join(_ANSWERING_S)
+            cause = f"address already in use, by another job or program: {rendezvous.of_its_own}"
         raise _refusal(rendezvous, "open", cause) from store
     return PrefixStore(rendezvous.prefix, store)
 
@@ -113,17 +112,28 @@ def _try(rendezvous: Rendezvous, what: str, call: Callable[[], object], longest_
         UserError: it does not succeed in time.
     """
     end_s = time.monotonic() + longest_s
+    fault: OSError | None = None
+    tell = telling(
+        lambda outcome: (
+            f"island {rendezvous.island} cannot {what} the store of island 0 at {rendezvous.host} port "
+            f"{rendezvous.port}, {outcome} ({fault}): {rendezvous.how_to_come}"
+        )
+    )
     while True:
         try:
             call()
         except UnicodeError as error:
             raise _refusal(rendezvous, what, f"that is no host's name: {error}") from error
         except OSError as error:
+            fault = error
             if time.monotonic() > end_s:
-                cause = f"{error}: is that where rank 0 has been started, and does the network let it pass?"
+                first = "rank 0" if rendezvous.islands == 1 else "island 0"
+                cause = f"{error}: is that where {first} has been started, and does the network let it pass?"
                 raise _refusal(rendezvous, what, cause) from error
         else:
             return
+        if rendezvous.islands > 1 and rendezvous.place == 0:
+            tell()
         time.sleep(LOOK_EVERY_S)
 
 
