@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -24,16 +24,18 @@ from hocket.training.run import load_run
 
 HERE = Path(__file__).parent
 PER_BATCH = 4
-SETTINGS = ["task=islands.task:Characters", "epochs=3", "log_every=3", "eval_every=6", "timeout_s=60"]
+SETTINGS = ["epochs=3", "log_every=3", "eval_every=6", "timeout_s=60"]
 DILOCO = ["diloco", "parameters.0.every=4", "optimizer={name: sgd, lr: 0.3, momentum: 0.9}"]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Islands, with the options that start them."""
+    """Islands, with the options that start them, the task, and how far results may be from those of whole models."""
 
     islands: int
     words: tuple[str, ...]
+    task: str = "islands.task:Characters"
+    bound: float = 1e-12
 
     @property
     def ranks(self) -> int:
@@ -42,6 +44,7 @@ class Shape:
 
 
 TORCH = Shape(2, ("island.shard=2", "--transport", "torch"))
+SHORT = replace(TORCH, task="islands.task:Short", bound=1e-6)
 MPI = Shape(2, ("island.shard=2", "--transport", "mpi"))
 HSDP = Shape(2, ("island.shard=2", "island.replicate=2", "--transport", "torch"))
 FOUR = Shape(4, ("island.shard=2", "--transport", "torch"))
@@ -63,25 +66,23 @@ def hocket(*words: str) -> str:
 
 
 def run_islands(folder: Path, shape: Shape, *words: str) -> str:
-    ranks = ["-n", str(shape.islands * shape.ranks)]
-    return hocket(
-        "run", *words, *SETTINGS, f"batch_size={PER_BATCH}", *shape.words, *ranks, "--out", str(folder)
-    )
+    settings = [f"task={shape.task}", *SETTINGS, f"batch_size={PER_BATCH}", *shape.words]
+    return hocket("run", *words, *settings, "-n", str(shape.islands * shape.ranks), "--out", str(folder))
 
 
 def run_whole(folder: Path, shape: Shape, *words: str) -> None:
     recipe, *overrides = words
     batch = f"batch_size={PER_BATCH * shape.ranks}"
-    whole = [*overrides, *SETTINGS, batch, f"ranks={shape.islands}", "transport=virtual"]
+    settings = [f"task={shape.task}", *SETTINGS, batch, f"ranks={shape.islands}", "transport=virtual"]
     folder.mkdir()
-    run_virtual(load_run(recipe, whole), folder, display=Display.QUIET)
+    run_virtual(load_run(recipe, [*overrides, *settings]), folder, display=Display.QUIET)
 
 
 def compare(given: Path, expected: Path, shape: Shape) -> None:
-    """Compare the results of islands with those of whole models."""
+    """Compare the results of islands with those of whole models; their losses relatively, by a thousand bounds."""
     values, wholes = (load_file(folder / "model.safetensors") for folder in (given, expected))
     assert values.keys() == wholes.keys()
-    assert max(float((values[name] - wholes[name]).abs().max()) for name in wholes) <= 1e-12
+    assert max(float((values[name] - wholes[name]).abs().max()) for name in wholes) <= shape.bound
     rows, of_wholes = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (given, expected)
@@ -90,11 +91,12 @@ def compare(given: Path, expected: Path, shape: Shape) -> None:
     for row, of_whole in zip(rows, of_wholes, strict=True):
         for name in ("train_loss", "valid_loss", "valid_accuracy", "consensus_distance"):
             if name in of_whole:  # a run that ends early validates then, too
-                assert row[name] == pytest.approx(of_whole[name], 1e-9, 1e-12)
+                assert row[name] == pytest.approx(of_whole[name], 1e3 * shape.bound, shape.bound)
         assert row["bytes_sent"] <= 0.8 * of_whole["bytes_sent"]
     summary, of_whole = (json.loads((folder / "summary.json").read_text()) for folder in (given, expected))
     assert (summary["ranks"], summary["islands"]) == (shape.islands * shape.ranks, shape.islands)
-    assert summary["valid_loss_ranks"] == pytest.approx(of_whole["valid_loss_ranks"], rel=1e-9)
+    expected_losses = of_whole["valid_loss_ranks"]
+    assert summary["valid_loss_ranks"] == pytest.approx(expected_losses, rel=1e3 * shape.bound)
 
 
 def test_a_run_of_islands(tmp_path: Path) -> None:
@@ -122,6 +124,9 @@ def test_an_interrupted_run_of_islands_goes_on_within_an_epoch(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
+        (SHORT, DILOCO),
+        (SHORT, ["agd"]),
+        (SHORT, ["dpsgd"]),
         (TORCH, ["agd", "clip_grad_norm=0.05", "accumulate=2"]),
         pytest.param(MPI, DILOCO, marks=pytest.mark.mpi),
         pytest.param(MPI, ["dpsgd"], marks=pytest.mark.mpi),
@@ -138,7 +143,17 @@ def test_an_interrupted_run_of_islands_goes_on_within_an_epoch(tmp_path: Path) -
             ],
         ),
     ],
-    ids=["agd", "diloco over mpi", "dpsgd over mpi", "hsdp", "four islands", "two levels"],
+    ids=[
+        "float32, diloco",
+        "float32, agd",
+        "float32, dpsgd",
+        "agd",
+        "diloco over mpi",
+        "dpsgd over mpi",
+        "hsdp",
+        "four islands",
+        "two levels",
+    ],
 )
 def test_more_runs_of_islands(shape: Shape, words: list[str], tmp_path: Path) -> None:
     given, expected = tmp_path / "islands", tmp_path / "wholes"
@@ -150,7 +165,7 @@ def test_more_runs_of_islands(shape: Shape, words: list[str], tmp_path: Path) ->
 @pytest.mark.full
 @pytest.mark.timeout(400)
 def test_a_sweep_between_islands(tmp_path: Path) -> None:
-    words = [*SETTINGS, "strategy=agd,diloco", "steps=6", "island.shard=2", "-n", "4", "--transport", "torch"]
+    words = [f"task={TORCH.task}", *SETTINGS, "strategy=agd,diloco", "steps=6", *TORCH.words, "-n", "4"]
     hocket("sweep", "sgd", *words, "--out", str(tmp_path / "runs"))
     compared = hocket("compare", str(tmp_path / "runs"))
     assert "agd" in compared

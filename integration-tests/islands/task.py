@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from hocket.api import Task, TaskData, TensorSamples
 from hocket_tasks.transformer import CharacterTransformer
 
-__all__ = ["Characters", "Scaled"]
+__all__ = ["Characters", "Scaled", "Short"]
 
 #: The last batch of an epoch is uneven, in islands as for whole models, and one of four ranks has nothing to evaluate.
 TRAINED, HELD_OUT = 103, 3
@@ -47,3 +47,11 @@ class Scaled(Characters):
         model = super().model()
         model.scale = nn.Parameter(torch.tensor(1.0))
         return model
+
+
+@dataclass(frozen=True)
+class Short(Characters):
+    """The same in float32."""
+
+    def model(self) -> nn.Module:
+        return super().model().float()
