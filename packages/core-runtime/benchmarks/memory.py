@@ -1,6 +1,6 @@
 """The memory that training takes beside parameters: alone, with DDP on Gloo, and with each recipe, against the plan.
 
-    python packages/core-runtime/benchmarks/memory.py [SIDE]... [--ranks N] [--layers N]
+    python packages/core-runtime/benchmarks/memory.py [SIDE]... [--ranks N] [--layers N] [--island N]
 
 Linear layers of 2236 x 2236 (20: 100 M parameters, 400 MB), SGD without momentum, one thread a rank. Each side is a
 job of ranks over transport torch on one host: `alone`, `ddp` or a recipe, by default all. Parameters are exchanged
@@ -8,6 +8,8 @@ every eight steps where a recipe does so more rarely. Memory is a rank's share o
 the most that was seen in 20 steps, less that before attach; a small model has been trained before, so that programs
 and their libraries are loaded. What is expected is the gradients, and what `hocket plan` says; where gradients are
 exchanged, they lie in its buffers.
+
+With `--island` FSDP2 shards the model over so many ranks, and `alone` exchanges nothing between such islands.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from hocket.cli.wanted_ranks import WantedRanks, launch_here
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from hocket import Session
     from hocket.strategy.strategy import Strategy
@@ -69,11 +72,15 @@ def composed(recipe: str) -> Strategy:
     return hocket.compose(recipe, *(f"parameters.{i}.every={EVERY}" for i in rare))
 
 
-def make(width: int, layers: int) -> nn.Module:
-    """Return a model of so many layers."""
+def make(width: int, layers: int, mesh: DeviceMesh | None) -> nn.Module:
+    """Return a model of so many layers, sharded over a mesh if there is one."""
     from torch import nn
+    from torch.distributed.fsdp import fully_shard
 
-    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    for part in () if mesh is None else (*model, model):
+        fully_shard(part, mesh=mesh)
+    return model
 
 
 def train(side: str, model: nn.Module, peer: Peer) -> Session | None:
@@ -97,20 +104,21 @@ def train(side: str, model: nn.Module, peer: Peer) -> Session | None:
     return session
 
 
-def rank(side: str, layers: int) -> None:
+def rank(side: str, layers: int, island: int) -> None:
     """Measure one side, as one of the ranks."""
     import hocket
 
     peer = hocket.join("torch")
-    if side == "ddp":
+    if side == "ddp" or island > 1:
         init_gloo(peer)
-    small = train(side, make(WIDTH // 4, layers), peer)
+    mesh = mesh_of(peer.size, island) if island > 1 else None
+    small = train(side, make(WIDTH // 4, layers, mesh), peer)
     if small is not None:
         small.close()
-    model = make(WIDTH, layers)
+    model = make(WIDTH, layers, mesh)
     watch = Watch()
     session = train(side, model, peer)
-    added, expected = watch.end(), expected_bytes(side, model, peer)
+    added, expected = watch.end(), expected_bytes(side, model, peer.size, island)
     if peer.rank == 0:
         print(f"| {side} | {added / MB:,.0f} | {expected / MB:,.0f} | {added / expected:.2f} |", flush=True)
     if session is not None:
@@ -118,17 +126,26 @@ def rank(side: str, layers: int) -> None:
     peer.close()
 
 
-def expected_bytes(side: str, model: nn.Module, peer: Peer) -> int:
-    """Return the bytes of gradients and buffers."""
+def mesh_of(ranks: int, island: int) -> DeviceMesh:
+    """Return the mesh of this rank's island."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (ranks // island, island), mesh_dim_names=("island", "shard"))["shard"]
+
+
+def expected_bytes(side: str, model: nn.Module, ranks: int, island: int) -> int:
+    """Return the bytes of gradients and buffers, those of shards in islands."""
     from hocket.plan.plan import plan
     from hocket.transport.host.memory import SMALLEST_BYTES
     from hocket.transport.network import NetworkModel
 
-    gradients = sum(p.nbytes for p in model.parameters())
+    gradients = sum(p.nbytes for p in model.parameters()) // island
     if side in ("alone", "ddp"):
         return gradients * (1 + (side == "ddp"))
     strategy = composed(side)
-    planned = plan(strategy, model, peer.size, NetworkModel(), shared_bytes=SMALLEST_BYTES)
+    planned = plan(
+        strategy, model, ranks // island, NetworkModel(), shared_bytes=SMALLEST_BYTES, island=island
+    )
     return planned.memory_bytes + (0 if strategy.gradients else gradients)
 
 
@@ -148,14 +165,24 @@ def main() -> None:
     parser.add_argument("sides", nargs="*", metavar="SIDE")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=20)
+    parser.add_argument(
+        "--island", type=int, default=1, help="ranks of an island; four ranks make two islands of 2"
+    )
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
-        rank(given.sides[0], given.layers)
+        rank(given.sides[0], given.layers, given.island)
         return
     print("| side | adds, MB | expected, MB | ratio |\n|---|---:|---:|---:|", flush=True)
     for side in given.sides or ["alone", "ddp", *recipes()]:
-        program = [sys.executable, __file__, side, f"--layers={given.layers}", "--rank"]
+        program = [
+            sys.executable,
+            __file__,
+            side,
+            f"--layers={given.layers}",
+            f"--island={given.island}",
+            "--rank",
+        ]
         starter = WantedRanks(transport="torch").starter(program)
         launch_here(starter, given.ranks, program, partial(str), _VARIABLES)
 
