@@ -120,8 +120,8 @@ def gradients(mesh: Any) -> None:
         backward(model, 0, case)
         for name, expected_gradient in whole_gradients(0, case).items():
             whole = shards[name].whole
-            given: Any = shards[name].grad
-            placed = like(whole, given) if is_sharded(whole) else given
+            came: Any = shards[name].grad
+            placed = like(whole, came) if is_sharded(whole) else came
             assert apart(gathered(placed), expected_gradient) <= BOUND, (style, name)
 
 

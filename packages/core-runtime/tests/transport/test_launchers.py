@@ -264,11 +264,11 @@ ISLANDS = {"HOCKET_ISLAND": "1", "HOCKET_ISLANDS": "3", "HOCKET_MEET": "[::1]:29
 
 
 def test_islands_that_are_jobs_of_their_own_count_on() -> None:
-    there = Rendezvous(3, 6, "::1", 29400, "hocket/islands")
+    there = Rendezvous(3, 6, "::1", 29400, "hocket/islands", islands=3)
     assert find_in_islands({**TORCHRUN, **ISLANDS}) == Launched("torchrun", 3, 6, 1, 2, ("torch",), there)
     alone = find_in_islands({**ISLANDS, "HOCKET_ISLAND": "0", "RANK": "0", "WORLD_SIZE": "1"})
     assert alone is not None
-    assert alone.rendezvous == Rendezvous(0, 3, "::1", 29400, "hocket/islands", serves=True)
+    assert alone.rendezvous == Rendezvous(0, 3, "::1", 29400, "hocket/islands", serves=True, islands=3)
     assert find_in_islands({**ISLANDS, "HOCKET_ISLAND": "0", "HOCKET_ISLANDS": "1", "RANK": "0"}) is None
     assert find_in_islands(ISLANDS) is None  # a launcher, whose ranks have numbers
     assert find_in_islands(TORCHRUN) == found(TORCHRUN)
