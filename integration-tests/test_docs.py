@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 from omegaconf import OmegaConf
 
+import hocket
 from hocket.cli.main import cli
 from hocket.errors import UserError
 
@@ -75,8 +76,25 @@ def run(script: Path, *starter: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("block", [name for name, (mark, _) in PYTHON.items() if mark])
-def test_it_runs(block: str, tmp_path: Path) -> None:
+MARKED = [name for name, (mark, _) in PYTHON.items() if mark]
+
+
+@pytest.mark.parametrize("block", [name for name in MARKED if "torchrun" not in PYTHON[name][0]])
+def test_it_runs(block: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On virtual ranks, or on one where the block starts ranks itself."""
+    text = PYTHON[block][1]
+    monkeypatch.setattr(sys, "argv", ["train.py", "agd"])
+    script = compile(text, "train.py", "exec")
+    if "hocket.virtual(" in text:
+        exec(script, {"__name__": "__main__"})
+    else:
+        hocket.virtual(2).run(lambda: exec(script, {"__name__": "__main__"}))
+    assert "agd" in capsys.readouterr().out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("block", MARKED)
+def test_it_runs_under_a_launcher(block: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     mark, text = PYTHON[block]
     script.write_text(text)

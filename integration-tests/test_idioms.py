@@ -73,7 +73,7 @@ def test_one_process_with_the_whole_batch_has_the_same_numbers(
     assert not [line for line in caplog.messages if FALSE_ALARM in line]
 
 
-@pytest.mark.parametrize(("name", "chosen", "ranks"), ways(RECIPES, 2, (2, 3)))
+@pytest.mark.parametrize(("name", "chosen", "ranks"), ways(RECIPES, 1, (2, 3)))
 def test_recipes_keep_what_every_recipe_keeps(name: str, chosen: str, ranks: int) -> None:
     first, *others = performed(name, chosen, ranks)
     check_invariants(first, name, chosen)

@@ -5,10 +5,13 @@ The oracle is a virtual rank for each island, with the whole model and all that 
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +30,40 @@ from hocket.transport.network import NetworkModel
 RANKS = Path(__file__).parent / "islands" / "ranks.py"
 
 
-def started(folder: Path, module: str, ranks: int, *names: str) -> None:
-    """Run a module of `islands` on ranks to their end."""
-    job = subprocess.run(
-        [sys.executable, str(RANKS), str(folder), module, str(ranks), *names],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert job.returncode == 0, job.stdout + job.stderr
+#: Runs a module of `islands` on ranks to their end, given a folder, the module, the ranks and names.
+Start = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """One process forks all ranks."""
+    errors = tmp_path_factory.mktemp("ranks") / "errors.txt"
+    with errors.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, str(RANKS)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            start_new_session=True,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def run(folder: Path, module: str, ranks: int, *names: str) -> None:
+        print(json.dumps([str(folder), module, ranks, names]), file=process.stdin, flush=True)
+        said = errors.stat().st_size
+        assert process.stdout is not None
+        assert process.stdout.readline() == "0\n", errors.read_bytes()[said:].decode()
+
+    yield run
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.fixture(scope="module")
+def trained(started: Start, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """Train the cases that are chosen, in one launch."""
     folder = tmp_path_factory.mktemp("islands")
     chosen = [item for item in request.session.items if isinstance(item, pytest.Function)]
@@ -53,7 +75,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 
 
 @pytest.fixture(scope="module")
-def trained_too(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_too(started: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("more islands")
     started(folder, "trained", 4, *(name for name, case in CASES.items() if not case.often))
     started(folder, "trained", 8)
@@ -104,19 +126,19 @@ def apart(given: dict[str, Any], expected: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("module", ["alone", "refused"])
-def test_on_ranks(module: str, tmp_path: Path) -> None:
+def test_on_ranks(module: str, started: Start, tmp_path: Path) -> None:
     """Each module says what its ranks check."""
     started(tmp_path, module, 4)
 
 
-def test_islands_as_jobs_of_their_own(tmp_path: Path) -> None:
+def test_islands_as_jobs_of_their_own(started: Start, tmp_path: Path) -> None:
     """Each has a process group of torch's for itself, and the strategy runs between them all the same."""
     started(tmp_path, "jobs", 4, "diloco, uneven")
     compare("diloco, uneven", tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_checkpoints(tmp_path: Path) -> None:
+def test_checkpoints(started: Start, tmp_path: Path) -> None:
     """Ranks compare runs with such as were never stopped; here the replicas' mean is compared with what holds it."""
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/notes.txt").touch()
@@ -155,7 +177,9 @@ def model_of(folder: Path, case: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "starter",
     [
-        ("torch.distributed.run", "--standalone", "--nproc-per-node", "4"),
+        pytest.param(
+            ("torch.distributed.run", "--standalone", "--nproc-per-node", "4"), marks=pytest.mark.full
+        ),
         pytest.param(("hocket", "launch", "-n", "4", "--transport", "mpi"), marks=pytest.mark.mpi),
     ],
     ids=["torchrun", "mpi"],

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from machine.drawing import SessionMachine
 
-NUM_SEQUENCES = int(os.environ.get("HOCKET_SEQUENCES", "100"))
+NUM_SEQUENCES = int(os.environ.get("HOCKET_SEQUENCES", "50"))
 SEED = int(os.environ.get("HOCKET_SEED", "0"))
 PER_TEST = 50
 

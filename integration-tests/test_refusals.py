@@ -69,9 +69,29 @@ def test_core_refuses_what_means_nothing_and_nothing_else(slot: str) -> None:
     assert allowed == meant
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusal(name: str) -> None:
-    cell, ranks, error = REFUSED[name]
+def group_of(name: str) -> str:
+    """Return the slot and the collective of a cell."""
+    return "-".join(name.split("-")[:2])
+
+
+@pytest.mark.parametrize("group", sorted({*map(group_of, REFUSED)}))
+def test_refusals(group: str) -> None:
+    """All of a collective in one test, as there are thousands."""
+    wrong = []
+    for name in (each for each in REFUSED if group_of(each) == group):
+        try:
+            check(*REFUSED[name])
+        except AssertionError as error:
+            wrong.append(f"{name}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def check(cell: Cell, ranks: int, error: CompositionError) -> None:
+    """See that a refusal names the place, the reason, what there is, and what works.
+
+    Raises:
+        AssertionError: it does not.
+    """
     message = str(error)
     if ranks:
         assert re.match(rf"{cell.slot}\.\d among {ranks} ranks: .", message), message

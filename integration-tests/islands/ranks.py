@@ -1,11 +1,13 @@
-"""Ranks that train sharded models: python ranks.py FOLDER MODULE RANKS [NAME ...].
+"""Ranks that train sharded models: python ranks.py, which reads lines `[folder, module, ranks, names]`.
 
-It forks the ranks after it has imported torch, and each calls `MODULE.main(FOLDER, NAMES)` in torch's process group.
+For each it forks ranks, having imported torch, and each calls `MODULE.main(FOLDER, NAMES)` in torch's process group. It
+prints their worst status; what they print goes to standard error.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import socket
 import sys
@@ -13,6 +15,7 @@ import traceback
 from pathlib import Path
 
 import torch
+import torch._dynamo
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
@@ -51,6 +54,7 @@ def _fork(folder: Path, program: object, variables: dict[str, str], names: list[
         return pid
     code = 1
     try:
+        os.dup2(2, 1)
         os.environ.update(variables)
         rank, ranks = int(variables["RANK"]), int(variables["WORLD_SIZE"])
         torch.set_num_threads(1)
@@ -72,4 +76,6 @@ def _fork(folder: Path, program: object, variables: dict[str, str], names: list[
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]))
+    for line in sys.stdin:
+        folder, module, ranks, names = json.loads(line)
+        print(main(Path(folder), module, ranks, names), flush=True)
