@@ -40,5 +40,5 @@ def test_families_stand_side_by_side() -> None:
 
 def test_a_recipe_that_needs_an_absent_plugin_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     there = [entry for entry in entry_points(group="hocket") if entry.name == "diloco"]
-    monkeypatch.setattr("hocket.plugin.default_registry", lambda: Registry(lambda: there))
+    monkeypatch.setattr("hocket.cli.recommending.default_registry", lambda: Registry(lambda: there))
     assert json.loads(recommend("--json"))["left_out"]["diloco.quorum"] == "needs hocket-eager"

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import hocket
-from hocket.cli.situation import delays_of
+from hocket.cli.situation import late_override
 from hocket.delays import Delays
 from hocket.plan.advice import predict
 from hocket.plan.lateness import held_up_seconds
@@ -29,6 +29,7 @@ from hocket.plan.plan import plan
 from hocket.quantities import bits_per_second
 from hocket.session.ranks import find_ranks
 from hocket.strategy.scope import Placement
+from hocket.training.run import load_run
 from hocket.transport.network import NetworkModel
 from hocket.transport.peer import Peer
 
@@ -87,7 +88,7 @@ def main() -> None:
     parser.add_argument("--sides", nargs="*", choices=SIDES | IN_STAGES, metavar="SIDE")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    delays = delays_of(options.late) if options.late else None
+    delays = load_run("sgd", [late_override(options.late)]).delays if options.late else None
     found = {}
     with hocket.join() as peer:
         placement = find_ranks(peer).placement

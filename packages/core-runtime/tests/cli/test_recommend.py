@@ -16,11 +16,13 @@ from torch import nn
 
 import hocket
 from hocket.cli.main import cli
-from hocket.delays import Delays, Fixed, RandomSubset
+from hocket.config.settings import RunSettings
+from hocket.delays import ComputeModel, Delays, Fixed, RandomSubset
 from hocket.errors import UserError
-from hocket.plan.advice import CLOSE, ERROR, PLAIN, Advice, AdvisedStrategy, TrainingSituation, predict
+from hocket.plan.advice import CLOSE, ERROR, PLAIN, UNMEASURED, Advice, AdvisedStrategy, predict
 from hocket.plan.lateness import LOOKED_AT, held_up_seconds
 from hocket.plan.plan import Plan, plan
+from hocket.plan.situation import TrainingSituation
 from hocket.plugin import Registry
 from hocket.plugin.discovery import KNOWN_WORDS, installed
 from hocket.quantities import format_seconds
@@ -143,7 +145,7 @@ def test_its_answer_is_fifteen_lines_of_eighty_columns(monkeypatch: pytest.Monke
         lines = recommend(*SITUATION, *more).splitlines()
         assert len(lines) <= 15
         assert max(map(len, lines)) <= 80
-    monkeypatch.setattr("hocket.plugin.default_registry", lambda: Registry(list))
+    monkeypatch.setattr("hocket.cli.recommending.default_registry", lambda: Registry(list))
     assert len(recommend(*SITUATION, "--bandwidth", "100mbit").splitlines()) <= 15
 
 
@@ -162,32 +164,43 @@ def test_a_row_is_marked_and_its_command_composes() -> None:
     assert told.rows[marked]["faster"] == pytest.approx(plain_s / told.step_s(marked))
 
 
+#: Sending takes most of a step.
+SLOW = TrainingSituation(
+    model(), Placement.of_counts([1, 1]), RunSettings(network=NETWORK, compute=ComputeModel(0.01))
+)
+
+
+def advised(
+    name: str, *strategy: str, about: RunSettings = UNMEASURED, is_own: bool = False
+) -> AdvisedStrategy:
+    composed = hocket.compose(*strategy)
+    prediction = predict(SLOW.plan(composed), SLOW.settings.compute.step_s)
+    return AdvisedStrategy(name, name, composed, prediction, about, is_own)
+
+
 def advice_of(*rivals: AdvisedStrategy, by_accuracy: bool = False) -> Advice:
-    """Compare strategies with plain allreduce where sending takes most of a step."""
-    plain = AdvisedStrategy(PLAIN, PLAIN, hocket.compose(PLAIN), is_exact=True)
-    situation = TrainingSituation(
-        model(), Placement.of_counts([1, 1]), NETWORK, 0.01, by_accuracy=by_accuracy
-    )
-    return Advice.of(situation, [plain, *rivals])
+    """Compare strategies with plain allreduce."""
+    plain = advised(PLAIN, PLAIN, about=RunSettings(changes="nothing"))
+    return Advice(SLOW, [plain, *rivals], by_accuracy)
 
 
 def averaging(
     every: int, loss: float | None = None, points: float | None = None, *, is_own: bool = False
 ) -> AdvisedStrategy:
-    strategy = hocket.compose("periodic_average", f"parameters.0.every={every}")
-    name = f"every{every}"
-    return AdvisedStrategy(name, name, strategy, loss_percent=loss, accuracy_points=points, is_own=is_own)
+    about = RunSettings(loss_percent=loss, accuracy_points=points)
+    strategy = ("periodic_average", f"parameters.0.every={every}")
+    return advised(f"every{every}", *strategy, about=about, is_own=is_own)
 
 
 def test_the_marked_row_costs_least_among_the_fastest() -> None:
     rivals = (averaging(80, 9.0, -0.1), averaging(60, 5.0, -0.2), averaging(2, 1.0, 0.5), averaging(70))
     advice = advice_of(*rivals)
-    step_s = {row.candidate.name: row.prediction.step_s for row in advice.rows}
+    step_s = {row.name: row.prediction.step_s for row in advice.rows}
     assert step_s["every80"] < step_s["every60"] < ERROR * step_s["every80"] < step_s["every2"]
-    assert [row.candidate.name for row in advice.rows][-1] == PLAIN
-    assert advice.best.candidate.name == "every60"
+    assert [row.name for row in advice.rows][-1] == PLAIN
+    assert advice.best.name == "every60"
     # With SGD it is the accuracy of SGD that counts.
-    assert advice_of(*rivals, by_accuracy=True).best.candidate.name == "every80"
+    assert advice_of(*rivals, by_accuracy=True).best.name == "every80"
 
 
 def test_nothing_is_recommended_where_plain_allreduce_is_as_fast() -> None:
@@ -200,16 +213,16 @@ def test_nothing_is_recommended_where_plain_allreduce_is_as_fast() -> None:
 
 def test_what_was_not_measured_is_never_recommended() -> None:
     advice = advice_of(averaging(8, is_own=True))
-    assert advice.rows[0].faster > CLOSE  # though it is faster
+    assert advice.faster(advice.rows[0]) > CLOSE  # though it is faster
     assert advice.best == advice.plain
     assert advice.shown(1) == [advice.plain]
-    assert advice_of(averaging(8, 3.0)).best.candidate.name == "every8"
+    assert advice_of(averaging(8, 3.0)).best.name == "every8"
 
 
 def test_a_family_has_one_row() -> None:
     rivals = [replace(averaging(20 + place, 9.0 - place), name=f"diloco.{place}") for place in range(3)]
     advice = advice_of(*rivals, averaging(2, 1.0))
-    assert [row.candidate.name for row in advice.shown(5)] == ["diloco.2", "every2", PLAIN]
+    assert [row.name for row in advice.shown(5)] == ["diloco.2", "every2", PLAIN]
 
 
 def test_explained_rows_say_what_they_change_and_what_that_cost() -> None:
@@ -256,7 +269,7 @@ def test_seconds_are_written_without_powers_of_ten(seconds: float, told: str) ->
 
 def test_packages_that_are_not_installed_are_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     there = [entry for entry in installed() if entry.name == "redsync"]
-    monkeypatch.setattr("hocket.plugin.default_registry", lambda: Registry(lambda: there))
+    monkeypatch.setattr("hocket.cli.recommending.default_registry", lambda: Registry(lambda: there))
     absent = [word for word in KNOWN_WORDS if word not in ("tasks", *(entry.name for entry in there))]
     assert f"; not installed: {len(absent)} packages (hocket plugins)" in recommend(*SITUATION)
     text = recommend(*SITUATION, "--explain")
@@ -345,8 +358,8 @@ def test_it_measures_a_task_s_step_and_compressors(tmp_path: Path) -> None:
         ([], "--hosts is missing"),
         (["--hosts", "1x1", "--params", "1M", "--step", "1"], "a single rank exchanges nothing"),
         (["--hosts", "2x1", "--step", "1"], "the model is missing"),
-        (["--hosts", "2x1", "--params", "1M"], "--step is missing"),
-        (["--hosts", "2x1", "--params", "1M", "--measure"], "--step is missing"),
+        (["--hosts", "2x1", "--params", "1M"], "--step: give the time that a step computes"),
+        (["--hosts", "2x1", "--params", "1M", "--measure"], "--step: give the time that a step computes"),
         (["--hosts", "2x1", "--params", "many"], "--params: got 'many'"),
         (["--hosts", "2x1", "--params", "1M", "--model", "a:b"], "leave one out"),
         (["--hosts", "2x1", "--model", "nothing"], "'module:attribute'"),
@@ -367,7 +380,10 @@ def test_it_measures_a_task_s_step_and_compressors(tmp_path: Path) -> None:
             ["--hosts", "2x1", "--params", "1M", "--step", "200"],
             "--step: got '200', which would be 200 seconds: write",
         ),
-        (["--hosts", "2x1", "--params", "1M", "--step", "0"], "--step: a step computes for more than 0 s"),
+        (
+            ["--hosts", "2x1", "--params", "1M", "--step", "0"],
+            "--step: give the time that a step computes, more than 0 s",
+        ),
         (["--hosts", "8", "--params", "1M"], "hosts '8': 8 hosts of one rank are 8x1"),
         (
             ["parameters.0.every=30", "--hosts", "2x1"],
@@ -375,7 +391,7 @@ def test_it_measures_a_task_s_step_and_compressors(tmp_path: Path) -> None:
         ),
         (["periodic_avarage", "--hosts", "2x1"], "Did you mean 'periodic_average'?"),
         (["sgd", "--hosts", "2x1"], "the model is missing"),
-        (["--hosts", "2x1", "--params", "1M", "--step", "1", "--late", "3x1"], "--late among 2 ranks"),
+        (["--hosts", "2x1", "--params", "1M", "--step", "1", "--late", "3x1"], "delays among 2 ranks"),
         (["--hosts", "2x1", "--params", "1M", "--step", "1", "--optimizer", "adamv"], "adamv"),
         (
             ["--hosts", "2x3", "--island", "2", "--params", "1M", "--step", "1"],

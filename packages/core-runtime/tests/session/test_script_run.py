@@ -204,8 +204,7 @@ def test_a_script_is_advised_by_its_run(tmp_path: Path) -> None:
     run(tmp_path / "a", 2)
     summary = read_record(tmp_path / "a", "a").summary
     assert summary is not None
-    asked = Asked(default_registry(), str(tmp_path / "a"), [])
-    assert (asked.target, asked.overrides, asked.params) == (None, ["ranks=2"], "10")
-    assert asked.step is not None
+    asked = Asked(default_registry(), str(tmp_path / "a"), ["seed=3"])
+    assert (asked.target, asked.params, asked.base.ranks, asked.base.seed) == (None, "10", 2, 3)
     computing_s = summary["seconds"] * (1 - summary["exposed_wait_fraction"]) / 2
-    assert float(asked.step.removesuffix("s")) == pytest.approx(computing_s)
+    assert asked.base.compute.step_s == pytest.approx(computing_s)

@@ -19,7 +19,7 @@ from hocket.cli.mistakes import mistakes_reported
 from hocket.cli.network_options import model_asked, network_options, network_overrides
 from hocket.cli.new_options import new
 from hocket.cli.rank_options import island_option, island_overrides, rank_options, ranks_option
-from hocket.cli.recommending import recommend_options
+from hocket.cli.recommend_options import recommend_options
 from hocket.cli.run_options import RunOptions, run_options
 from hocket.cli.streams import keep_streams
 from hocket.cli.wanted_ranks import WantedRanks
@@ -231,7 +231,7 @@ def plan(
 
 @cli.command()
 @recommend_options
-def recommend(target: str | None, overrides: list[str], **options: Any) -> None:
+def recommend(**options: Any) -> None:
     """Name the strategies to try first for a model, its hosts and their network.
 
     A strategy of your own (a file, a run, or a recipe with other settings) becomes one of the rows.
@@ -245,7 +245,7 @@ def recommend(target: str | None, overrides: list[str], **options: Any) -> None:
     from hocket.cli.recommending import recommend_command
 
     with saying_it_goes_on("comparing strategies"):
-        recommend_command(target, overrides, **options)
+        recommend_command(**options)
 
 
 @cli.command()

@@ -1,27 +1,18 @@
-"""The run that `hocket plan` looks at, and its plans."""
+"""The run that `hocket plan` looks at, and the placement of its replicas."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hocket.cli.combinations import target_and_overrides
-from hocket.config.settings import TransportName
 from hocket.errors import UserError
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig, build_engine, load_run
 from hocket.transport.hosts import Host, share_out
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from hocket.plan.plan import Plan
-    from hocket.strategy.strategy import Strategy
-
-__all__ = ["held_up", "placed", "planned_for", "planned_run"]
+__all__ = ["placed", "planned_run"]
 
 #: The number of ranks to plan for by default.
 _DEFAULT_RANKS = 4
@@ -66,28 +57,3 @@ def placed(run: RunConfig, ranks_of_hosts: Sequence[int]) -> Placement:
             f"--hosts ISLANDSx{island}, with the bandwidth of its link"
         )
     return Placement.of_counts([ranks // island for ranks in ranks_of_hosts])
-
-
-def planned_for(
-    run: RunConfig,
-    strategy: Strategy,
-    model: nn.Module,
-    placement: Placement,
-    bandwidth: float,
-) -> Plan:
-    """Return the plan for links of `bandwidth` bits per second, which the ranks of an island share."""
-    from hocket.plan.plan import plan
-    from hocket.transport.host import SMALLEST_BYTES
-
-    shared_bytes = math.inf if run.transport is TransportName.VIRTUAL else SMALLEST_BYTES
-    network = replace(run.network, bandwidth_bits_per_s=bandwidth / run.island.ranks)
-    return plan(strategy, model, placement, network, shared_bytes=shared_bytes, island=run.island.shard)
-
-
-def held_up(run: RunConfig, plan: Plan) -> float:
-    """Return the mean seconds of a step in which a rank is held up by the run's delays."""
-    from hocket.plan.lateness import held_up_seconds
-
-    if run.delays is None:
-        return 0.0
-    return held_up_seconds(plan, run.compute.step_s, run.delays, run.seed, run.island.ranks)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hocket.cli.network_options import GivenModel
 from hocket.cli.plan_text import ASSUMED_OVERLAP, assumptions, ranks_of, size_of, title
-from hocket.cli.planned import held_up, planned_for, planned_run
+from hocket.cli.planned import planned_run
 from hocket.cli.printing import say
 from hocket.cli.table import show_table
 from hocket.errors import UserError
@@ -22,6 +22,8 @@ from hocket.transport.hosts import Host
 
 if TYPE_CHECKING:
     from hocket.plan.plan import ExchangePlan, Plan
+    from hocket.plan.situation import TrainingSituation
+    from hocket.strategy.strategy import Strategy
 
 __all__ = ["plan_command"]
 
@@ -66,10 +68,11 @@ def plan_command(
 
     from hocket.cli.checking import check_run
     from hocket.cli.planning_stages import show_stages, stages_of
+    from hocket.plan.situation import TrainingSituation
 
     task = check_run(run)
 
-    model = model_of(task.model) if given is None else given[1]
+    situation = TrainingSituation(model_of(task.model) if given is None else given[1], placement, run)
     engine = build_engine(run)
     stages = stages_of(run, engine, task)
     if stages and given is not None:
@@ -79,8 +82,7 @@ def plan_command(
     for phase in run.strategy.in_phases:
         if run.strategy.phases:
             print(f"From step {phase.step} on:")
-        planned = partial(planned_for, run, phase.strategy, model, placement)
-        _show(run, placement, planned, bool(stages), given)
+        _show(run, situation, phase.strategy, bool(stages), given)
     if stages:
         show_stages(stages, placement.size)
     return run, placement
@@ -88,13 +90,13 @@ def plan_command(
 
 def _show(
     run: RunConfig,
-    placement: Placement,
-    planned: Callable[[float], Plan],
+    situation: TrainingSituation,
+    strategy: Strategy,
     shared_out: bool,
     given: GivenModel | None,
 ) -> None:
     assert run.ranks is not None
-    plan = planned(run.network.bandwidth_bits_per_s)
+    plan, placement = situation.plan(strategy), situation.placement
     name = run.strategy.name or "own strategy"
     say([f"{name}: {run.description}" if run.description else name], bullet="")
     print(f"{ranks_of(run, placement)}; {size_of(run, plan, given)}")
@@ -110,20 +112,21 @@ def _show(
         rows.append(("together", *("",) * 6, sent, seconds, _models(plan, plan.memory_bytes)))
     show_table(_HEADERS, rows, numbers=_NUMBERS)
     print()
-    say([*assumptions(run, placement, plan), *_utilisation(run, planned)])
+    say([*assumptions(run, placement, plan), *_utilisation(run, situation, plan)])
 
 
-def _utilisation(run: RunConfig, planned: Callable[[float], Plan]) -> Iterator[str]:
+def _utilisation(run: RunConfig, situation: TrainingSituation, plan: Plan) -> Iterator[str]:
     """Yield a line on the share of their time that ranks compute; none if the run has no `compute.step_s`."""
     from hocket.plan.utilisation import BANDWIDTHS, computing_share, least_bandwidths
 
     step_s = run.compute.step_s
     if not step_s:
         return
-    plan = planned(run.network.bandwidth_bits_per_s)
-    held_up_s = held_up(run, plan)
+    held_up_s = situation.held_up_seconds(plan)
     share = computing_share(plan, step_s, held_up_s=held_up_s)
-    bandwidths = least_bandwidths(planned, step_s, _SHARES, held_up_s=held_up_s)
+    bandwidths = least_bandwidths(
+        partial(situation.plan, plan.strategy), step_s, _SHARES, held_up_s=held_up_s
+    )
     parts = []
     for bandwidth, shares in groupby(zip(bandwidths, _SHARES, strict=True), key=lambda pair: pair[0]):
         least, *_, most = 2 * [share for _, share in shares]

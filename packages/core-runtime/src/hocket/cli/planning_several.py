@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hocket.cli.network_options import GivenModel
 from hocket.cli.plan_text import HOSTS, ranks_of, size_of
-from hocket.cli.planned import held_up, planned_for, planned_run
+from hocket.cli.planned import planned_run
 from hocket.cli.printing import say
 from hocket.cli.table import show_table
 from hocket.config.component import component_name
@@ -19,6 +19,7 @@ from hocket.transport.hosts import Host
 
 if TYPE_CHECKING:
     from hocket.plan.plan import Plan
+    from hocket.plan.situation import TrainingSituation
 
 __all__ = ["plan_several"]
 
@@ -40,6 +41,7 @@ def plan_several(
     planned = [planned_run(target, overrides, ranks, hosts) for target in targets]
 
     from hocket.cli.checking import check_run
+    from hocket.plan.situation import TrainingSituation
 
     # If any run has `compute.step_s`, there is a column for the share of time that ranks compute.
     with_share = any(run.compute.step_s for run, _ in planned)
@@ -48,11 +50,11 @@ def plan_several(
     titles = set()
     for target, (run, placement) in zip(targets, planned, strict=True):
         task = check_run(run)
-        model = model_of(task.model) if given is None else given[1]
+        situation = TrainingSituation(model_of(task.model) if given is None else given[1], placement, run)
         for phase in run.strategy.in_phases:
-            bandwidth = run.network.bandwidth_bits_per_s
-            costs = planned_for(run, phase.strategy, model, placement, bandwidth)
-            rows.append(_row(target, run, phase, costs)[: len(headers)])
+            costs = situation.plan(phase.strategy)
+            share = _computing(situation, costs)
+            rows.append((*_row(target, run, phase, costs), share)[: len(headers)])
         titles.add(f"{ranks_of(run, placement)}; {size_of(run, costs, given)}")
     print("\n".join(sorted(titles)))
     print()
@@ -77,12 +79,13 @@ def _row(target: str, run: RunConfig, phase: Phase, costs: Plan) -> tuple[str, .
         format_bytes(costs.bytes_per_step),
         format_seconds(costs.seconds_per_step),
         f"{costs.in_models(costs.memory_bytes):.2f} x",
-        _computing(run, costs),
     )
 
 
-def _computing(run: RunConfig, costs: Plan) -> str:
+def _computing(situation: TrainingSituation, costs: Plan) -> str:
     from hocket.plan.utilisation import computing_share
 
-    step_s = run.compute.step_s
-    return f"{computing_share(costs, step_s, held_up_s=held_up(run, costs)):.0%}" if step_s else ""
+    step_s = situation.settings.compute.step_s
+    if not step_s:
+        return ""
+    return f"{computing_share(costs, step_s, held_up_s=situation.held_up_seconds(costs)):.0%}"
