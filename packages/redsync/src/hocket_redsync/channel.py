@@ -85,7 +85,8 @@ class RedSyncChannel(Channel):
         }
         self._dense: dict[int, _DensePart] = {}
         for segment, way in pairs:
-            self._state(segment).elsewhere = way.dense
+            state = self._state(segment)
+            state.elsewhere, state.shared_terms = way.dense, None
             if way.dense:
                 self._dense[segment.index] = _DensePart(self._peer, segment, way.dense)
 

@@ -13,7 +13,7 @@ from hocket_redsync.kernels.api import NOTHING_PASSES
 from hocket_redsync.message import Content, MessageForm
 from hocket_redsync.selection import Method, Selected, capacity_of, select
 from hocket_redsync.sending import Sending
-from hocket_redsync.state import ResidualState
+from hocket_redsync.state import ResidualState, SharedTerms
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,29 +93,35 @@ def accelerate(state: ResidualState, segment: Segment) -> None:
     """
     import torch
 
+    if state.shared_terms is None:
+        state.shared_terms = _shared_terms(state)
+    runs, decayed = state.shared_terms
+    for its in decayed.values():
+        if decay := state.decay(its[0][0]):
+            given = [state.memories[position].given for _, position in its]
+            torch._foreach_add_(given, [state.decayed(terms) for terms, _ in its], alpha=decay)
+    momentum = state.momentum
+    if momentum is None:
+        return
+    for terms, first, last in runs:
+        place = slice(segment.spans[first].start, segment.spans[last].stop)
+        terms.accelerate(segment.outgoing[place], momentum[place])
+
+
+def _shared_terms(state: ResidualState) -> SharedTerms:
+    rule = attrgetter("momentum", "nesterov", "continues")
     runs: list[tuple[OptimizerTerms, int, int]] = []
-    decays: dict[float, list[tuple[Tensor, Tensor]]] = {}
-    for position in sorted(state.elsewhere):
-        terms, memory = state.terms[position] if state.terms else None, state.memories[position]
+    decayed: dict[float, list[tuple[OptimizerTerms, int]]] = {}
+    for position in sorted(state.elsewhere) if state.terms else ():
+        terms, first = state.terms[position], position
         if terms is None:  # the optimizer does it, or the parameter has no gradient
             continue
-        decay = state.decay(terms)
-        if decay:
-            decays.setdefault(decay, []).append((memory.given, state.decayed(terms)))
-        start, stop = memory.start, memory.start + len(memory.given)
-        if runs and runs[-1][2] == segment.spans[position - 1].stop and _alike(runs[-1][0], terms):
-            start = runs.pop()[1]
-        runs.append((terms, start, stop))
-    for decay, pairs in decays.items():
-        torch._foreach_add_([given for given, _ in pairs], [x for _, x in pairs], alpha=decay)
-    for terms, start, stop in runs:
-        if state.momentum is not None:
-            terms.accelerate(segment.outgoing[start:stop], state.momentum[start:stop])
-
-
-def _alike(one: OptimizerTerms, other: OptimizerTerms) -> bool:
-    kept = attrgetter("momentum", "nesterov", "continues")
-    return bool(kept(one) == kept(other))
+        if terms.weight_decay:
+            decayed.setdefault(terms.weight_decay, []).append((terms, position))
+        if runs and runs[-1][2] == position - 1 and rule(runs[-1][0]) == rule(terms):
+            first = runs.pop()[1]
+        runs.append((terms, first, position))
+    return runs, decayed
 
 
 def values_of(parts: Sequence[Tensor]) -> list[Array]:

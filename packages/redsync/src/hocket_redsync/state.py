@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from hocket.api import Array, ParameterSpan, Segment
     from hocket_redsync.sending import Sending
 
-__all__ = ["ResidualState"]
+__all__ = ["ResidualState", "SharedTerms"]
+
+#: Runs of parameters side by side that take one step together: their terms, the first and the last position; and by
+#: weight decay the terms and positions of those that have it.
+SharedTerms = tuple[list[tuple[OptimizerTerms, int, int]], dict[float, list[tuple[OptimizerTerms, int]]]]
 
 
 class ResidualState(State):
@@ -27,6 +31,7 @@ class ResidualState(State):
         ages: int64 [parameters], the rounds in which a floor has served as the threshold of `sampled`.
         elsewhere: the positions of parameters that the collective sends whole, and messages leave out.
         terms, scale: the optimizer's terms in this round, and the factor that G has been multiplied by.
+        shared_terms: those of the parameters elsewhere; None where terms have changed since.
     """
 
     def __init__(self, segment: Segment, sendings: Sequence[Sending], *, corrects_momentum: bool) -> None:
@@ -46,6 +51,7 @@ class ResidualState(State):
         self.elsewhere: frozenset[int] = frozenset()
         self.terms: Sequence[OptimizerTerms | None] = ()
         self.scale = 0.0
+        self.shared_terms: SharedTerms | None = None
 
     @property
     def residual(self) -> Tensor:
@@ -56,6 +62,8 @@ class ResidualState(State):
         return self._velocity
 
     def take(self, terms: Sequence[OptimizerTerms | None], scale: float) -> None:
+        if terms is not self.terms:
+            self.shared_terms = None
         self.terms, self.scale = terms, scale
 
     def take_back(self, indices: Array, values: Array) -> None:
@@ -93,5 +101,5 @@ class ResidualState(State):
 
     def decayed(self, terms: OptimizerTerms) -> Tensor:
         """Return x, flat, in the order and dtype of the residual."""
-        x = terms.parameter
+        x = terms.parameter.detach()
         return x.as_strided((x.numel(),), (1,), x.storage_offset()).to(self._residual.dtype)

@@ -128,5 +128,5 @@ def _accelerate(segment: Segment, state: _Velocity) -> None:
             continue
         gradient, velocity = view_of(segment.outgoing, span), view_of(state.velocity, span)
         if terms.weight_decay:
-            gradient.add_(terms.parameter, alpha=terms.weight_decay * state.scale)
+            gradient.add_(terms.parameter.detach(), alpha=terms.weight_decay * state.scale)
         terms.accelerate(gradient, velocity)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["OptimizerTerms", "optimizer_terms"]
+__all__ = ["OptimizerTerms", "optimizer_terms", "settings_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class OptimizerTerms:
     """The terms of one parameter in one step, as in `torch.optim.SGD`.
 
     Attributes:
-        parameter: its values before the step, read for weight decay.
+        parameter: it itself, whose values before the step are read for weight decay.
         momentum: m, the share of the last step's velocity that is kept; 0 for none.
         weight_decay: the factor of the parameter when it is added to the gradient.
         nesterov: whether the step looks ahead by another m times the velocity.
@@ -73,14 +73,18 @@ def optimizer_terms(optimizer: torch.optim.Optimizer) -> dict[Tensor, OptimizerT
         )
     terms: dict[Tensor, OptimizerTerms] = {}
     for group in optimizer.param_groups:
-        own = _terms(group)
+        own = settings_of(group)
         parts = map(part_of, group["params"])
-        terms |= {part: OptimizerTerms(part.detach(), *own) for part in parts}
+        terms |= {part: OptimizerTerms(part, *own) for part in parts}
     return terms
 
 
-def _terms(group: Tree) -> tuple[float, float, bool]:
-    """Return momentum, weight decay, and whether the step looks ahead."""
+def settings_of(group: Tree) -> tuple[float, float, bool]:
+    """Return momentum, weight decay, and whether the step looks ahead, of a group of parameters.
+
+    Raises:
+        AttachError: it has dampening or `maximize`.
+    """
     for name in ("dampening", "maximize"):
         if group[name]:
             raise AttachError(

@@ -207,6 +207,8 @@ class ActiveExchange:
         Raises:
             TransportError: one of them failed.
         """
+        if not self._under_way:  # as between most gradients of small parameters
+            return
         for request in list(islice(self._under_way, _LOOKS_AT_A_TIME)):
             if not self._is_over(request):
                 self._under_way.move_to_end(request)

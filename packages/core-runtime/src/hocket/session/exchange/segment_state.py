@@ -117,12 +117,21 @@ class GradientSlot:
     @property
     def was_changed(self) -> bool:
         """Tell whether a program has written into `p.grad` since `note_version`."""
-        return self.parameter.grad is not None and self.parameter.grad._version != self.version
+        gradient = self.parameter.grad
+        return gradient is not None and gradient._version != self.version
 
-    def note_version(self) -> None:
-        """Note the version of `p.grad`, to detect writes into it."""
-        if self.parameter.grad is not None:
-            self.version = self.parameter.grad._version
+    @property
+    def was_replaced(self) -> bool:
+        """Tell whether a program has put another tensor into `p.grad` than it was bound to last."""
+        gradient = self.parameter.grad
+        return gradient is not None and gradient is not self.result and gradient is not self.total
+
+    def note_version(self) -> Tensor | None:
+        """Note the version of `p.grad`, to detect writes into it; return that."""
+        gradient = self.parameter.grad
+        if gradient is not None:
+            self.version = gradient._version
+        return gradient
 
     def came_so_far(self) -> Tensor | None:
         """Return what the step's rounds have brought; None where a program has changed it."""

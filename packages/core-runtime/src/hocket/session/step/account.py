@@ -184,9 +184,8 @@ class Account:
         self.unstepped = set(self._slots)
         self._looks -= 1
         for slot in self._slots:
-            slot.note_version()
-            gradient = slot.parameter.grad
-            slot.brought = gradient.any() if gradient is not None and self._looks >= 0 else None
+            gradient = slot.note_version()
+            slot.brought = gradient.any() if self._looks >= 0 and gradient is not None else None
             if slot.sums is not None:
                 copies = gradient is not None and self._rounds_to_copy > 0
                 slot.sums.copy = gradient.clone() if copies and gradient is not None else None
@@ -194,8 +193,7 @@ class Account:
 
     def changed(self) -> GradientSlot | None:
         """Return a parameter whose gradient has changed since the exchange, and that no step has used."""
-        slots = (slot for slot in self.unstepped if slot.parameter.grad is not None)
-        return next((slot for slot in slots if slot.was_changed or not slot.holds_result), None)
+        return next((slot for slot in self.unstepped if slot.was_changed or slot.was_replaced), None)
 
     def end_step(self, optimizer: Optimizer, *, used: bool) -> None:
         """Note an optimizer's step, or one that was left out."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
+from hocket.arrays import Array
+from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms, settings_of
 from hocket.config.component import component_name
 from hocket.segment.segment import Segment, view_of
 from hocket.segment.shards import like, local, part_of, whole_of
@@ -57,6 +58,10 @@ class AppliedTerms:
         self._parameters = parameters
         self._peer = peer
         self._terms: dict[Tensor, OptimizerTerms] = {}
+        # What they were made of: of each group its settings, and its parameters; and the terms of each segment's.
+        self._settings: list[tuple[float, float, bool]] = []
+        self._members: list[Tensor] = []
+        self._of_segments: dict[int, list[OptimizerTerms | None]] = {}
         self._suspended: list[dict[str, float]] | None = None
         self._warned_of_shares = self._warned_of_rounds = self._warned_of_late = self._warned_of_changes = (
             False
@@ -85,9 +90,13 @@ class AppliedTerms:
         within_step = self._suspended is not None  # a closure's backward
         self._take_written()
         self.resume()
-        self._terms = {}
-        for optimizer in self._optimizers.given:
-            self._terms |= optimizer_terms(optimizer)
+        settings = list(map(settings_of, self._optimizers.param_groups))
+        members = [parameter for group in self._optimizers.param_groups for parameter in group["params"]]
+        if settings != self._settings or not _are_same(members, self._members):
+            self._settings, self._members = settings, members
+            self._terms, self._of_segments = {}, {}
+            for optimizer in self._optimizers.given:
+                self._terms |= optimizer_terms(optimizer)
         if within_step:
             self.suspend()
 
@@ -127,9 +136,7 @@ class AppliedTerms:
         key = f"{self._opened.exchange.name}.compressor"
         return override_of(key, compressor, compressor.without_optimizer_terms())
 
-    def give(
-        self, segment: Segment, present: Iterable[bool], share: float, continues: Sequence[bool]
-    ) -> None:
+    def give(self, segment: Segment, present: Array, share: float, continues: Sequence[bool]) -> None:
         """Pass the compressor the terms of a segment that is about to be compressed.
 
         Args:
@@ -138,10 +145,13 @@ class AppliedTerms:
             share: this rank's share of the sum of weights.
             continues: for each parameter, whether an earlier round of this step had a gradient for it.
         """
-        terms = [
-            self._terms.get(self._parameters[span.name]) if has else None
-            for span, has in zip(segment.spans, present, strict=True)
-        ]
+        if segment.index not in self._of_segments:
+            self._of_segments[segment.index] = [
+                self._terms.get(self._parameters[span.name]) for span in segment.spans
+            ]
+        terms = self._of_segments[segment.index]
+        if not present.all():
+            terms = [each if has else None for each, has in zip(terms, present, strict=True)]
         if any(continues):
             terms = [
                 each and each.continued() if on else each for each, on in zip(terms, continues, strict=True)
@@ -325,5 +335,9 @@ def _state_in(optimizer: Optimizer, parameter: Tensor) -> Mapping[str, Any]:
 
 def _differs(optimizer: Optimizer, seen: Sequence[Any]) -> bool:
     """Return whether an optimizer's state holds others than it did."""
-    now = optimizer.state.values()
-    return len(now) != len(seen) or not all(map(operator.is_, now, seen))
+    return not _are_same(optimizer.state.values(), seen)
+
+
+def _are_same(some: Collection[Any], others: Collection[Any]) -> bool:
+    """Return whether both hold the very same objects, in the same order."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
