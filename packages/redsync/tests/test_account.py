@@ -100,3 +100,31 @@ def test_momentum_is_read_written_and_cleared_in_the_optimizers_state(method: st
         torch.testing.assert_close(own, values, rtol=1e-12, atol=1e-12)
     means = [torch.stack(of_ranks).mean(0) for of_ranks in zip(*(told for _, told in ended), strict=True)]
     torch.testing.assert_close(means, read, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("collective", [ALL_DENSE, SPARSE], ids=["all dense", "sparse"])
+def test_terms_that_a_schedule_rewrites_hold_in_the_next_step(collective: Any) -> None:
+    """With all sent it is SGD whose momentum and weight decay change in some steps, in one of two groups."""
+
+    def train(batches: Any, given: Any) -> list[torch.Tensor]:
+        model = Sums()
+        first, *others = model.parameters()
+        groups = [{"params": [first], "weight_decay": 0.3}, {"params": others}]
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5, weight_decay=0.1)
+        with hocket.attach(model, optimizer, given):
+            for step in range(8):
+                group = optimizer.param_groups[step % 2]
+                if step % 3:
+                    group["momentum"], group["weight_decay"] = 0.1 * step, 0.05 * (7 - step)
+                sum(model(x, range(LAYERS)) for x in batches(step)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return [p.detach() for p in model.parameters()]
+
+    given = {"gradients": exchange(collective, "hybrid", corrects=True, density=1.0)}
+    ended = hocket.virtual(2).run(lambda: train(lambda step: [sample(step, hocket.join().rank)], given))
+    [values] = hocket.virtual(1).run(
+        lambda: train(lambda step: [sample(step, rank) / 2 for rank in range(2)], "sgd")
+    )
+    for own in ended:
+        torch.testing.assert_close(own, values, rtol=1e-12, atol=1e-12)
