@@ -125,24 +125,19 @@ def outer_loses_nothing(exchange: Exchange) -> Iterator[Refusal]:
         )
 
 
-def parameters_are_not_made_coarse(exchange: Exchange) -> Iterator[Refusal]:
-    """Refuse parameters in a few levels or directions, which are no model; distances may travel so."""
+def parameters_themselves_stay_whole(exchange: Exchange) -> Iterator[Refusal]:
+    """Refuse parameters where what comes is no model: coarse, gathered in parts, or late; distances may travel so."""
     if exchange.slot != PARAMETERS or exchange.outer is not None:
         return
-    if exchange.compressor is not None and exchange.compressor.traits.coarse:
+    traits, compressor = exchange.collective.traits, exchange.compressor
+    if compressor is not None and compressor.traits.coarse:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(exchange.compressor)} keeps little of the values, and here these are parameters "
-            "themselves: use fp16, or give the exchange an outer optimizer, by which distances are sent",
+            f"{title_of(compressor)} keeps little of the values, and here these are parameters themselves: use fp16, "
+            "or give the exchange an outer optimizer, by which distances are sent",
         )
-
-
-def gathered_parameters_are_distances(exchange: Exchange) -> Iterator[Refusal]:
-    """Refuse gathered sparse parameters, as a mean of messages is no mean of unsent parameters."""
-    traits = exchange.collective.traits
-    if exchange.slot != PARAMETERS or exchange.outer is not None:
-        return
+    # A mean of messages is none of parameters that were not sent.
     if traits.messages is Messages.GATHERED and traits.sums:
         yield refuse(
             exchange,
@@ -150,13 +145,7 @@ def gathered_parameters_are_distances(exchange: Exchange) -> Iterator[Refusal]:
             f"{title_of(exchange.collective)} gives the mean of sent values, and parameters that were not sent would "
             "be lost: use it in gradients, or with an outer ({name: sgd, lr: 1.0}), by which distances are sent",
         )
-
-
-def late_parameters_are_distances(exchange: Exchange) -> Iterator[Refusal]:
-    """Refuse parameters by collectives that deliver late or in part: they are of another step, or no mean."""
-    if exchange.slot != PARAMETERS or exchange.outer is not None:
-        return
-    if not exchange.collective.traits.divides_by_weight:
+    if not traits.divides_by_weight:
         yield refuse(
             exchange,
             "collective",
@@ -268,9 +257,7 @@ OUTER_RULES = (
     buffers_are_averaged_by_all,
     mixed_outer_is_gossip,
     outer_loses_nothing,
-    parameters_are_not_made_coarse,
-    gathered_parameters_are_distances,
-    late_parameters_are_distances,
+    parameters_themselves_stay_whole,
     delay_hides_by_itself,
     delay_fits_period,
     offset_is_within_period,
