@@ -31,7 +31,7 @@ from torch.utils.data import (
 
 import hocket
 from hocket.errors import DisagreementError, UserError
-from hocket.task import BatchedSamples, BucketSampler, TensorSamples
+from hocket.task import BatchedSamples, ShardSampler, TensorSamples
 
 Seen = list[list[int]]
 
@@ -159,7 +159,7 @@ def test_samples_of_different_lengths_get_buckets() -> None:
     for rank, of_rank in enumerate(ranks):
         lengths = Lengthy(41).lengths
         assert lengths is not None
-        expected = list(BucketSampler(lengths, 3, rank, 2, seed=5))
+        expected = list(ShardSampler(41, 3, rank, 2, seed=5, lengths=lengths))
         assert [numbers for numbers, _ in of_rank] == expected
 
 

@@ -1,7 +1,6 @@
 """Training problems: a task is data, a model, a loss and metrics. Core has one; the others are in hocket-tasks."""
 
 from hocket.task.api import Task, TaskData
-from hocket.task.buckets import BucketSampler
 from hocket.task.classification import Classification, ImageClassification
 from hocket.task.digits import Digits
 from hocket.task.loading import Loader, loader
@@ -18,7 +17,6 @@ __all__ = [
     "BatchedSamples",
     "Scaling",
     "TensorSamples",
-    "BucketSampler",
     "Loader",
     "ShardSampler",
     "loader",

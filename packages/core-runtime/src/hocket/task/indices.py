@@ -22,7 +22,6 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from hocket import draws, randomness
 from hocket.errors import UserError
 from hocket.session.data.loader import length_of
-from hocket.task.buckets import BucketSampler
 from hocket.task.shard import ShardSampler, share
 
 __all__ = [
@@ -81,11 +80,11 @@ class Shuffled(Indices):
         shuffle: bool,
         drop_last: bool,
     ) -> None:
-        self._num_samples, self._lengths, self._batch_size, self._seed = (
+        self._num_samples, self._batch_size, self._seed, self._lengths = (
             num_samples,
-            lengths,
             batch_size,
             seed,
+            lengths,
         )
         self._options = {"shuffle": shuffle, "drop_last": drop_last}
 
@@ -107,9 +106,15 @@ class Shuffled(Indices):
         return len(self._sampler(0, size))
 
     def _sampler(self, rank: int, size: int) -> ShardSampler:
-        if self._lengths is not None:
-            return BucketSampler(self._lengths, self._batch_size, rank, size, self._seed, **self._options)
-        return ShardSampler(self._num_samples, self._batch_size, rank, size, self._seed, **self._options)
+        return ShardSampler(
+            self._num_samples,
+            self._batch_size,
+            rank,
+            size,
+            self._seed,
+            **self._options,
+            lengths=self._lengths,
+        )
 
 
 class DealtSamples(Indices):

@@ -3,6 +3,11 @@
 Symbols: n ranks (`size`), r a rank, b samples per rank and batch (`batch_size`), N samples (`num_samples`).
 Each epoch has one global order; the global batch k is its samples k * n * b to (k + 1) * n * b, and each rank
 reads a contiguous share of it.
+
+With lengths, batches are buckets: sequences of like length, so that little of a batch is padding. Some ranks then
+compute longer in a step than others: the imbalance of training with sequences, which batches of random lengths would
+hide behind padding. Source: eager-SGD (Li et al., PPoPP 2020), section 2.1: "videos with similar lengths are grouped
+into buckets".
 """
 
 from __future__ import annotations
@@ -19,6 +24,8 @@ from hocket.plain import TreeView
 
 __all__ = ["ShardSampler", "share"]
 
+_POOL_BATCHES = 64
+
 
 class ShardSampler(Sampler[list[int]]):
     """One rank's batches of indices.
@@ -34,6 +41,11 @@ class ShardSampler(Sampler[list[int]]):
     - the order depends on (seed, epoch, N) alone: on no call before, no global generator and no version of
       NumPy.
 
+    With lengths the order depends on the batch size and the lengths, too: another number of ranks with another batch
+    size sees other batches. In each epoch samples are shuffled and cut into pools of 64 batches; a pool is sorted by
+    length and cut into batches, and the epoch's batches are shuffled: n ranks get n of them in a step, of independent
+    lengths. The shares of a ragged last global batch may mix lengths.
+
     `DataLoader` workers would draw ahead of what is trained on, and the position with them: use `hocket.loader`.
     """
 
@@ -47,6 +59,7 @@ class ShardSampler(Sampler[list[int]]):
         *,
         shuffle: bool = True,
         drop_last: bool = False,
+        lengths: NDArray[np.int64] | None = None,
     ) -> None:
         """Begin at epoch 0.
 
@@ -58,6 +71,7 @@ class ShardSampler(Sampler[list[int]]):
             seed: the same on every rank, 0 to 2**64 - 1.
             shuffle: a new order in each epoch; else the samples' own.
             drop_last: whether a ragged last global batch is left out.
+            lengths: the samples' lengths, int64 [N], for batches of samples of like length.
 
         Raises:
             ValueError: an argument out of its range.
@@ -79,6 +93,7 @@ class ShardSampler(Sampler[list[int]]):
         self.seed = seed
         self.shuffle = shuffle
         self.drop_last = drop_last
+        self._lengths = lengths
         self._epoch = 0
         self._position = 0
         self._resumes = False
@@ -140,7 +155,15 @@ class ShardSampler(Sampler[list[int]]):
         """Return the epoch's global order, a permutation of 0 to N - 1, [N]."""
         if not self.shuffle:
             return np.arange(self.num_samples)
-        return draws.permutation(self.num_samples, "samples", self.seed, self._epoch)
+        order = draws.permutation(self.num_samples, "samples", self.seed, self._epoch)
+        if self._lengths is None:
+            return order
+        pool = np.arange(self.num_samples) // (_POOL_BATCHES * self.batch_size)
+        order = order[np.lexsort((self._lengths[order], pool))]
+        num_batches = self.num_samples // self.batch_size
+        whole = order[: num_batches * self.batch_size].reshape(num_batches, self.batch_size)
+        shuffled = whole[draws.permutation(num_batches, "buckets", self.seed, self._epoch)]
+        return np.concatenate([shuffled.ravel(), order[whole.size :]])
 
 
 def share(num: int, rank: int, size: int) -> tuple[int, int]:
