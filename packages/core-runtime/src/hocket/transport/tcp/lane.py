@@ -39,6 +39,8 @@ __all__ = ["TcpLane"]
 RING_BYTES = 1 << 16
 
 _SPACES = struct.Struct("<QQ")
+#: A word on every gathering, as of `Program.call`.
+_GATHERING = zlib.crc32(b"allgather")
 
 
 class TcpLane(WireLane):
@@ -104,7 +106,7 @@ class TcpLane(WireLane):
 
     def gather_rows(self, send: Array, receive: Array, what: str) -> GatherRequest:
         """Begin a gathering among two or more ranks, named `what`, with unchecked buffers."""
-        return GatherRequest(self, what, _word("allgather"), next(self._rounds), send, receive)
+        return GatherRequest(self, what, _GATHERING, next(self._rounds), send, receive)
 
     def ibarrier(self) -> Request:
         build = partial(recursive_doubling_allreduce, self.rank, self.size)
@@ -142,7 +144,3 @@ class TcpLane(WireLane):
             return Finished()
         program = program_on(self._programs, what, data, build, copies=keeps)
         return CollectiveCall(self, what, program, next(self._rounds), other)
-
-
-def _word(call: str) -> int:
-    return zlib.crc32(call.encode())
