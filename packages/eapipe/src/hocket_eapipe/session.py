@@ -203,8 +203,7 @@ class PipelineSession(EngineSession):
 
     def end_batch(self) -> None:
         """Let a batch pass with which nothing was done; the step of others comes with their backward, batches later."""
-        only_evaluates = not (self.model.training and torch.is_grad_enabled())
-        if not self._left_out or self._runner.accumulates or only_evaluates:
+        if not self._left_out or self._runner.accumulates or self.evaluates:
             return
         self.warn_once(
             "rank %d made no session.train_batch() with the batch of step %d: it steps with what the other "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 from collections.abc import Iterator, Sized
@@ -52,8 +51,6 @@ from hocket.transport.gathering import gather
 from hocket.transport.peer import Peer
 
 __all__ = ["refuse_nothing_learned", "steps_per_epoch", "train"]
-
-_log = logging.getLogger(__name__)
 
 
 def steps_per_epoch(run: RunConfig, samples: int, shares: int) -> int:
@@ -189,7 +186,6 @@ class _Run:
         self._since_row = SinceRow()
         self._time = TrainingTime(session)
         self._last_row: Tree = {}
-        self._warned_of_divergence = False
         if resume:
             self._resume()
         epochs = run.epochs - session.inner.epochs.ended
@@ -341,13 +337,12 @@ class _Run:
     def _warn_of_divergence(self, row: TreeView) -> None:
         """Warn once if the training loss is NaN or infinite: without an exchange nothing else checks it."""
         diverges = not math.isfinite(row[TRAIN_LOSS]) and self._run.on_nonfinite is OnNonfinite.ERROR
-        if diverges and not self._warned_of_divergence and self._session.is_main:
-            _log.warning(
+        if diverges and self._session.is_main:
+            self._session.inner.warn_once(
                 "the training loss is %s, seen at step %d: lower optimizer.lr, or clip gradients (clip_grad_norm=1.0)",
                 row[TRAIN_LOSS],
                 row["step"],
             )
-        self._warned_of_divergence |= diverges
 
     def _validate(self) -> dict[str, Value]:
         with self._session.inner.consensus():
