@@ -63,9 +63,8 @@ def accumulation_of(parameter: Tensor) -> Node:
     return get_gradient_edge(parameter).node
 
 
-def current_backward() -> int:
-    """Return a number that tells this backward from every other one; -1 outside of backward."""
-    return torch._C._current_graph_task_id()
+#: Returns a number that tells this backward from every other one; -1 outside of backward.
+current_backward: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def is_nested_backward() -> bool:
