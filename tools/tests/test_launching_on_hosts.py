@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from test_netlab import NETLAB, needs_hosts, netlab, running
 
-pytestmark = [pytest.mark.alone, needs_hosts]
+pytestmark = needs_hosts
 
 README_SCRIPT = Path(__file__).parents[2] / "packages/core-runtime/tests/launched/readme.py"
 VARIABLES = ("OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "PYTHONPATH", "HOCKET_PID_FOLDER")

@@ -33,8 +33,6 @@ def _reason_to_skip() -> str | None:
     return "this root may not make namespaces" if tried.returncode else None
 
 
-pytestmark = pytest.mark.alone
-
 REASON = _reason_to_skip()
 needs_hosts = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
@@ -141,6 +139,7 @@ def reduce(tmp_path: Path, *, hosts: int, ranks: int, floats: int) -> tuple[Any,
     return json.loads(done.stdout), json.loads(report.read_text())
 
 
+@pytest.mark.alone
 @needs_hosts
 def test_an_allreduce_between_hosts_takes_the_time_and_the_bytes_that_it_must(tmp_path: Path) -> None:
     floats = 2_500_000
@@ -201,6 +200,8 @@ def test_an_interrupted_lab_leaves_nothing(action: tuple[str, ...], number: sign
         assert processes(mark) == []
 
 
+# Any other lab that starts would remove it first.
+@pytest.mark.alone
 @needs_hosts
 @pytest.mark.parametrize("action", [("run", "-n", "4"), ("exec", "0")])
 def test_what_a_killed_lab_has_left_is_removed_and_a_living_one_stays(action: tuple[str, ...]) -> None:
@@ -219,6 +220,7 @@ def test_what_a_killed_lab_has_left_is_removed_and_a_living_one_stays(action: tu
         assert left(living) == before
 
 
+@pytest.mark.alone
 @needs_hosts
 def test_the_next_start_removes_what_a_killed_lab_has_left() -> None:
     with running(f"900.{os.getpid()}", "exec", "0") as (process, key):

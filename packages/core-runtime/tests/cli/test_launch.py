@@ -183,7 +183,10 @@ peer.allgather_bytes(b"")
 
 @pytest.mark.parametrize(
     "line",
-    ["torch.utils.data.DistributedSampler([1, 2])", "torch.distributed.init_process_group('gloo')"],
+    [
+        pytest.param("torch.utils.data.DistributedSampler([1, 2])", marks=pytest.mark.full),
+        "torch.distributed.init_process_group('gloo')",
+    ],
 )
 @pytest.mark.mpi
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")

@@ -242,6 +242,7 @@ class TestUnderALauncher:
         assert messages
         assert "Traceback" not in ended.stderr
 
+    @pytest.mark.full
     def test_no_bar_is_drawn_into_what_may_be_a_file(self, tmp_path: Path) -> None:
         command = find_mpiexec().command(2, HOCKET, folder=tmp_path)
         ended = hocket("run", "sgd", "steps=4", "log_every=2", cwd=tmp_path, command=command)

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.mpi
     ("transport", "how", "status", "said"),
     [
         ("mpi", "raise", 1, "ValueError: in the child"),
-        ("torch", "raise", 1, "ValueError: in the child"),
-        ("mpi", "exit", 3, ""),
+        pytest.param("torch", "raise", 1, "ValueError: in the child", marks=pytest.mark.full),
+        pytest.param("mpi", "exit", 3, "", marks=pytest.mark.full),
         ("mpi", "end", 0, ""),
         ("mpi", "exchange", 0, "refused: process "),
         ("torch", "exchange", 0, "refused: process "),

@@ -12,9 +12,9 @@ from jobs import HERE, TORCHRUN, check_readme, ended
 
 
 def test_the_script_of_the_readme(tmp_path: Path) -> None:
-    job = ended([*TORCHRUN, "--nproc-per-node", "4", str(HERE / "readme.py"), str(tmp_path)], tmp_path)
+    job = ended([*TORCHRUN, "--nproc-per-node", "2", str(HERE / "readme.py"), str(tmp_path)], tmp_path)
     assert job.returncode == 0, job.stderr
-    check_readme(tmp_path, 4, "torch")
+    check_readme(tmp_path, 2, "torch")
 
 
 # With torchrun an agent holds the store; without, rank 0 does, twice at one port.

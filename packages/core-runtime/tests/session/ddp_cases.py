@@ -1,6 +1,6 @@
 """The same training with DistributedDataParallel and with a session, case by case, for test_against_ddp.py.
 
-    mpiexec -n 4 python ddp_cases.py STORE RESULTS.json
+    python ddp_cases.py STORE RESULTS.json
 
 A case is written once, against a `Side`, and run on both. On each rank the model is initialised differently,
 so that both sides must begin by giving everyone rank 0's.
@@ -29,10 +29,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hocket
+from hocket.transport.forking import in_each_rank
 from hocket.transport.peer import gather
 
 RANKS = 4
-STEPS = 20
+STEPS = 20 if os.environ.get("HOCKET_CELLS") == "all" else 12
 TIMEOUT_S = 30.0
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -251,7 +252,7 @@ def _scaled(
     """Train with a GradScaler, which finds Inf on one rank in step 5."""
     model = mlp(side.rank)
     chosen = optimizer(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=8)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
     data = batches(side.rank)
     if side.rank == 2:
         data[5][0][0, 0] = torch.inf
@@ -691,6 +692,12 @@ def attempt(chosen: Case, rank: int, peer: Any) -> dict[str, Any]:
         return {"wrong": [f"rank {rank}: {traceback.format_exc()}"], "worst": float("nan")}
 
 
+def load() -> None:
+    """Import what compiles once for all ranks."""
+    import torch._dynamo
+    import torch._functorch.aot_autograd  # noqa: F401
+
+
 def main(store: str, results: str, names: list[str]) -> None:
     """Run all cases on this rank; rank 0 writes down what every rank found, after each case."""
     torch.set_num_threads(1)
@@ -714,4 +721,5 @@ def main(store: str, results: str, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    in_each_rank(load)
     main(sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -19,7 +19,7 @@ from hocket.transport.single import SinglePeer
 pytestmark = pytest.mark.mpi
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.full), 5])
+@pytest.fixture(scope="module", params=[3, *(pytest.param(each, marks=pytest.mark.full) for each in (2, 5))])
 def results(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """Every rank's results, by rank."""
     program = [sys.executable, str(Path(__file__).with_name("host_cases.py"))]
