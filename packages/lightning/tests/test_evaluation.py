@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -183,3 +185,31 @@ def test_a_model_is_fitted_again() -> None:
 
     assert torch.equal(*(each[0] for each in on_ranks(rank)))
     assert isinstance(Net(), lightning.LightningModule)
+
+
+@pytest.mark.parametrize("logger", [False, True])
+def test_the_folder_of_a_run_has_what_the_module_logs(tmp_path: Path, logger: bool) -> None:
+    class Logging(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss)
+            return loss
+
+        def on_train_epoch_end(self) -> None:
+            validated.append(float(self.trainer.callback_metrics["val"]))
+
+    validated: list[float] = []
+
+    def rank() -> None:
+        own = {"logger": logger, "default_root_dir": tmp_path, "log_every_n_steps": 2}
+        one = trainer("agd", options={"out": tmp_path / "a"}, **own)
+        before = one.loggers
+        one.fit(Logging(), DataLoader(samples(), BATCH, shuffle=True), DataLoader(samples(8), BATCH))
+        assert one.loggers == before
+
+    on_ranks(rank)
+    rows = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == [2, 4, 6, 8, 10, 12]
+    found = {row["step"]: row["val"] for row in rows if "val" in row}
+    assert list(found) == [6, 12]
+    assert sorted(validated) == sorted(2 * [*found.values()])  # each on two ranks

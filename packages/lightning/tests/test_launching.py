@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,56 @@ def test_a_misspelt_strategy_is_said_by_rank_0(tmp_path: Path) -> None:
     told = started(HOCKET, str(tmp_path), "dilocco", code=2).stderr
     assert "hocket: rank 0: there is no recipe 'dilocco'" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.full
+def test_ranks_of_srun(tmp_path: Path) -> None:
+    """The variables of a step of srun's, as Slurm sets them; no Slurm."""
+    step = {"JOB_ID": os.getpid(), "STEP_ID": 0, "STEP_NUM_TASKS": 2, "STEP_NODELIST": "localhost"}
+    ranks = []
+    for rank in range(2):
+        own = {**step, "PROCID": rank, "LOCALID": rank, "NTASKS": 2, "NTASKS_PER_NODE": 2}
+        variables = {f"SLURM_{name}": str(value) for name, value in own.items()}
+        command = [sys.executable, SCRIPT, str(tmp_path), "sgd"]
+        ranks.append(subprocess.Popen(command, env={**os.environ, **variables}))
+    assert [rank.wait(115) for rank in ranks] == [0, 0]
+    for rank, weights in enumerate(on_ranks(lambda: looped(Net(), "sgd"))):
+        assert torch.equal(torch.load(tmp_path / f"rank-{rank}-of-2.pt"), weights)
+
+
+CLI_SCRIPT = """
+import torch
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+
+torch.set_num_threads(1)
+if __name__ == "__main__":
+    cli = LightningCLI(BoringModel, BoringDataModule, seed_everything_default=1)
+    print("trained", cli.trainer.world_size, cli.trainer.strategy._exchanges.parameters[0].every, flush=True)
+"""
+CLI_CONFIG = """
+trainer:
+  strategy:
+    class_path: hocket_lightning.trainer.TrainerStrategy
+    init_args:
+      strategy: own.yaml
+  accelerator: cpu
+  max_steps: 4
+  logger: false
+  enable_checkpointing: false
+  enable_progress_bar: false
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("jsonargparse") is None, reason="jsonargparse is not installed")
+def test_a_command_line_of_lightning_s(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CLI_SCRIPT)
+    (tmp_path / "config.yaml").write_text(CLI_CONFIG)
+    (tmp_path / "own.yaml").write_text(
+        "recipe: periodic_average\nstrategy: {parameters: [{collective: allreduce, every: 2}]}\n"
+    )
+    command = [*HOCKET, "train.py", "fit", "--config", "config.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=115, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(line for line in done.stdout.splitlines() if "trained" in line) == 2 * ["trained 2 2"]

@@ -304,3 +304,108 @@ def of_accelerate(peer: Peer, strategy: list[str], accumulated: int, prepared: b
                 optimizer.zero_grad()
         assert session.step == 6 // accumulated
     return weights(accelerator.unwrap_model(trained))
+
+
+def kept_by_accelerate(peer: Peer, folder: str, strategy: list[str], stop: int) -> dict[str, Any]:
+    """Train, saving by `save_state` after some steps, and again from there by `load_state`.
+
+    Returns:
+        The weights of both at the end; the replicas' mean at the save, and the model that was saved.
+    """
+    from accelerate import Accelerator, skip_first_batches
+    from accelerate.state import AcceleratorState
+    from safetensors.torch import load_file
+    from torch.utils.data import DataLoader
+
+    from hocket_transformers import exchanging
+
+    AcceleratorState._reset_state()
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
+    means: list[list[float]] = []
+
+    def trained(from_: int) -> list[float]:
+        accelerator = Accelerator(cpu=True)
+        own: Any = model(0.0)  # beginning a pass of a DataLoader draws a random number
+        made = (own, torch.optim.AdamW(own.parameters(), lr=RATE), DataLoader(Texts(80), BATCH))
+        wrapped, optimizer, loader = accelerator.prepare(*made)
+        with exchanging(accelerator, wrapped, optimizer, *strategy) as session:
+            if from_:
+                accelerator.load_state(folder)
+                loader = skip_first_batches(loader, from_)
+            for batch in loader:
+                accelerator.backward(wrapped(**batch).loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                if session.step == stop and not from_:
+                    accelerator.save_state(folder)
+                    with session.consensus():
+                        means.append(weights(own))
+            assert session.step == 10
+        return weights(own)
+
+    whole = trained(0)
+    again = trained(stop)
+    saved = model()
+    kept = {
+        name.removeprefix("module."): v for name, v in load_file(Path(folder, "model.safetensors")).items()
+    }
+    saved.load_state_dict(kept, strict=False)
+    return {"whole": whole, "again": again, "mean": means[0], "saved": weights(saved)}
+
+
+def alone_by_accelerate(peer: Peer) -> str:
+    """Return the reason for which `exchanging` refuses an Accelerator that takes its rank for the only one."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    from hocket.errors import UserError
+    from hocket_transformers import exchanging
+
+    class Alone(Accelerator):  # type: ignore[misc]
+        """An Accelerator as it is made without GPUs."""
+
+        num_processes = 1
+
+    AcceleratorState._reset_state()
+    own = model()
+    try:
+        with exchanging(Alone(cpu=True), own, torch.optim.SGD(own.parameters(), lr=RATE), "agd"):
+            return ""
+    except UserError as error:
+        return str(error)
+
+
+def loaded_by_accelerate(peer: Peer, folder: str) -> str:
+    """Return the reason for which `exchanging` does not load what `save_state` has saved outside of it."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    from hocket.errors import UserError
+    from hocket_transformers import exchanging
+
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(cpu=True)
+    own: Any = model(0.1)
+    wrapped, optimizer = accelerator.prepare(own, torch.optim.SGD(own.parameters(), lr=RATE))
+    accelerator.save_state(folder)
+    accelerator.wait_for_everyone()
+    with exchanging(accelerator, wrapped, optimizer, "agd"):
+        try:
+            accelerator.load_state(folder)
+        except UserError as error:
+            return str(error)
+    return ""
+
+
+def written(peer: Peer, folder: str) -> list[tuple[int, float]]:
+    """Train with evaluation into the folder of a run; return the steps and losses of its evaluations."""
+    made = trainer(
+        "unused",
+        Texts(40),
+        "agd",
+        own={"eval_dataset": Texts(8), "hocket_options": {"out": folder}},
+        eval_strategy="steps",
+        eval_steps=2,
+    )
+    made.train()
+    return [(row["step"], row["eval_loss"]) for row in made.state.log_history if "eval_loss" in row]

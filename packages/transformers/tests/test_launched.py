@@ -1,7 +1,8 @@
-"""A script of Trainer's under the launchers that set torch's variables; mpiexec starts the other tests' ranks."""
+"""Scripts of Trainer's, TRL's and Accelerate's under launchers; mpiexec starts the other tests' ranks."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 import tiny
 
-SCRIPT = str(Path(__file__).parent / "launched_rank.py")
+HERE = Path(__file__).parent
+SCRIPT = str(HERE / "launched_rank.py")
 LAUNCHERS = {
     "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2"],
     "accelerate": [
@@ -27,14 +29,11 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    ["torchrun", *(pytest.param(name, marks=pytest.mark.full) for name in ("accelerate", "hocket"))],
-)
-def test_a_script(launcher: str, tmp_path: Path) -> None:
+def ended(folder: Path, *words: str) -> str:
+    """Return the output of a Python program that has ended well."""
     done = subprocess.run(
-        [sys.executable, *LAUNCHERS[launcher], SCRIPT],
-        cwd=tmp_path,
+        [sys.executable, *words],
+        cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -42,5 +41,54 @@ def test_a_script(launcher: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    left = json.loads((tmp_path / "weights.json").read_text())
-    assert left == pytest.approx(tiny.one_process(tiny.Texts(40, masked=True), 2, 1), abs=1e-6)
+    return done.stdout
+
+
+def is_right(folder: Path) -> bool:
+    left = json.loads((folder / "weights.json").read_text())
+    return bool(left == pytest.approx(tiny.one_process(tiny.Texts(40, masked=True), 2, 1), abs=1e-6))
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    ["torchrun", *(pytest.param(name, marks=pytest.mark.full) for name in ("accelerate", "hocket"))],
+)
+def test_a_script(launcher: str, tmp_path: Path) -> None:
+    ended(tmp_path, *LAUNCHERS[launcher], SCRIPT)
+    assert is_right(tmp_path)
+
+
+@pytest.mark.full
+def test_a_script_under_srun(tmp_path: Path) -> None:
+    """The variables of a step of srun's, as Slurm sets them; no Slurm."""
+    step = {"JOB_ID": os.getpid(), "STEP_ID": 0, "STEP_NUM_TASKS": 2, "STEP_NODELIST": "localhost"}
+    ranks = []
+    for rank in range(2):
+        own = {**step, "PROCID": rank, "LOCALID": rank}
+        variables = {f"SLURM_{name}": str(value) for name, value in own.items()}
+        environment = {**os.environ, **variables, "OMP_NUM_THREADS": "1"}
+        ranks.append(subprocess.Popen([sys.executable, SCRIPT], cwd=tmp_path, env=environment))
+    assert [rank.wait(115) for rank in ranks] == [0, 0]
+    assert is_right(tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("launcher", ["accelerate", "hocket"])
+def test_a_loop_of_accelerate_s(launcher: str, tmp_path: Path) -> None:
+    example = HERE.parents[2] / "examples" / "accelerate_loop.py"
+    shown = ended(
+        tmp_path, *LAUNCHERS[launcher], str(example), "--strategy", "diloco", "parameters.0.every=8"
+    )
+    assert float(shown.rpartition("accuracy ")[2].removesuffix(" %\n")) > 90
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed")
+@pytest.mark.parametrize("more", [[], ["peft"]], ids=["whole", "lora"])
+def test_a_trainer_of_trl_s(more: list[str], tmp_path: Path) -> None:
+    """Two ranks with half the batch each end where SFTTrainer alone does."""
+    script = str(HERE / "trl_rank.py")
+    ended(tmp_path, *LAUNCHERS["hocket"], script, "ranks.json", "4", *more)
+    ended(tmp_path, script, "alone.json", "8", *more)
+    ranks, alone = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("ranks", "alone"))
+    assert ranks == pytest.approx(alone, abs=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import cases
@@ -134,3 +135,36 @@ def test_a_loop_of_accelerate_s_exchanges(job: Job, accumulated: int, prepared: 
 def test_a_loop_of_accelerate_s_ends_with_the_replicas_mean(job: Job) -> None:
     first, second = job.run(cases.of_accelerate, (["diloco", "parameters.0.every=4"], 1, True))
     assert first == second
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [["diloco", "parameters.0.every=4"], ["periodic_average", "parameters.0.every=4"], ["powersgd"]],
+    ids=["outer", "averages", "residuals"],
+)
+def test_a_loop_of_accelerate_s_goes_on_where_it_was(job: Job, tmp_path: Path, strategy: list[str]) -> None:
+    """After 6 steps, in the middle of a period; `save_state` writes the replicas' mean as the model."""
+    if strategy == ["powersgd"] and importlib.util.find_spec("hocket_powersgd") is None:
+        pytest.skip("hocket-powersgd is not installed")
+    for rank in job.run(cases.kept_by_accelerate, (str(tmp_path), strategy, 6)):
+        assert rank["again"] == rank["whole"]
+        assert rank["saved"] == rank["mean"]
+
+
+def test_a_state_that_accelerate_saved_alone_is_loaded_before_exchanging(job: Job, tmp_path: Path) -> None:
+    for said in job.run(cases.loaded_by_accelerate, (str(tmp_path),)):
+        assert said.endswith("which begins from its model and optimizer")
+
+
+def test_an_accelerator_that_takes_its_rank_for_the_only_one_is_refused(job: Job) -> None:
+    for said in job.run(cases.alone_by_accelerate, ()):
+        assert said.startswith("Accelerate has found 1 ranks, and the launcher started 2: ")
+        assert said.endswith("write Accelerator(cpu=True)")
+
+
+def test_the_folder_of_a_run_has_what_trainer_logs(job: Job, tmp_path: Path) -> None:
+    evaluated, _ = job.run(cases.written, (str(tmp_path / "a"),))
+    rows = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    assert [[row["step"], row["eval_loss"]] for row in rows if "eval_loss" in row] == evaluated
+    assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3, 4, 5]
+    assert not any(name.endswith("_per_second") for row in rows for name in row)

@@ -208,3 +208,35 @@ def test_a_script_is_advised_by_its_run(tmp_path: Path) -> None:
     assert (asked.target, asked.params, asked.base.ranks, asked.base.seed) == (None, "10", 2, 3)
     computing_s = summary["seconds"] * (1 - summary["exposed_wait_fraction"]) / 2
     assert asked.base.compute.step_s == pytest.approx(computing_s)
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ([{"loss": 3.0}, {"eval_loss": 2.0}, {"loss": 1.0}], ["eval_loss"]),
+        ([{"val/acc": 0.5, "epoch": 1}, {"lr": 0.1}], ["val/acc"]),
+        ([{"loss": 3.0, "epoch": 1}, {"tokens": 8, "text": "a"}], ["loss", "tokens"]),
+        ([{"validity": 1.0, "tested": 2.0}], ["validity", "tested"]),
+    ],
+    ids=["eval", "val", "none held out", "other words"],
+)
+def test_the_metrics_of_scripts_have_any_name(
+    tmp_path: Path, written: list[dict[str, Any]], shown: list[str]
+) -> None:
+    """Those on held-out samples are shown, or else all; the summary has the newest of each."""
+
+    def write() -> None:
+        model = nn.Linear(2, 1)
+        with hocket.attach(
+            model, torch.optim.SGD(model.parameters()), "local", out=tmp_path / "a"
+        ) as session:
+            for values in written:
+                session.log(values)
+
+    write()
+    record = read_record(tmp_path / "a", "a")
+    assert record.metrics == shown
+    assert record.summary is not None
+    newest = {name: value for values in written for name, value in values.items()}
+    assert {name: record.summary[name] for name in newest} == newest
+    assert record.resolve("loss" if "loss" in newest else shown[0]) in newest

@@ -22,6 +22,7 @@ from hocket.errors import UserError
 from hocket_lightning.frameworks import lightning
 from hocket_lightning.loaders import EvenBatches
 from hocket_lightning.ranks import RanksOfStrategy
+from hocket_lightning.rows import RowsOfRun
 
 __all__ = ["TrainerStrategy"]
 
@@ -85,6 +86,9 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
                 self.lightning_module, self.optimizers, self._exchanges, peer=self._peer, **self._options
             )
         )
+        if self.session.out is not None:
+            self._open.callback(setattr, trainer, "loggers", trainer.loggers)
+            trainer.loggers = [*trainer.loggers, RowsOfRun(self.session, trainer.default_root_dir)]
 
     def _synchronise_metrics(self) -> None:
         """Have torchmetrics exchange over Hocket, where they would by torch.distributed, which nobody has set up."""

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from hocket import Session, attach, compose
+from hocket import Session, attach, compose, join
 from hocket.errors import UserError
 
 __all__ = ["exchanging", "refuse_distribution"]
+
+_log = logging.getLogger("hocket")
+
+#: The folder of a checkpoint of Accelerate's that holds the session's.
+_FOLDER = "hocket"
 
 _SHARDS = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA", "TP")
 
@@ -51,7 +59,10 @@ def exchanging(
 
     The loop stays as it is, with `accelerator.accumulate`, `backward`, `clip_grad_norm_` and `gather`; only
     `local_sgd.step()` goes. At the end all ranks hold the replicas' mean. `with session.consensus()` sets it meanwhile,
-    to evaluate or to save.
+    to evaluate or to save a model.
+
+    Within it `accelerator.save_state` writes the mean as the model, and what every rank goes on from beside it, in
+    `hocket/`; `accelerator.load_state` goes on from there.
 
     Args:
         accelerator: of the loop.
@@ -60,26 +71,113 @@ def exchanging(
         options: as of `hocket.attach`.
 
     Raises:
-        UserError: Accelerate shards the model.
+        UserError: Accelerate shards the model, or has found another number of ranks.
     """
     refuse_distribution(accelerator)
+    size = join().size
+    if accelerator.num_processes != size:
+        raise UserError(
+            f"Accelerate has found {accelerator.num_processes} ranks, and the launcher started {size}: import "
+            "hocket_transformers before Accelerator(...) is made; without GPUs, write Accelerator(cpu=True)"
+        )
     plain = accelerator.unwrap_model(model, keep_torch_compile=False)
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    if accelerator.is_main_process and any(each.state for each in optimizers):
+        _log.warning(
+            "exchanging begins with an optimizer that has a state already: if load_state has loaded it, call that "
+            "within `with exchanging(...)`, where it loads what exchanges remember as well"
+        )
     with ExitStack() as stack:
         if isinstance(model, DistributedDataParallel):
             stack.enter_context(model.no_sync())
         session = stack.enter_context(attach(plain, optimizer, compose(strategy, *overrides), **options))
-        own = accelerator.no_sync
-        accelerator.no_sync = partial(_accumulating, session, plain, own, accelerator)
-        try:
-            yield session
-            session.consensus()
-        finally:
-            accelerator.no_sync = own
+        stack.enter_context(_in_place_of(accelerator, session, plain))
+        yield session
+        session.consensus()
 
 
 def _accumulating(
-    session: Session, plain: nn.Module, own: Any, accelerator: Accelerator, model: nn.Module
+    session: Session, plain: nn.Module, accelerator: Accelerator, own: Any, model: nn.Module
 ) -> Any:
     """Return the context of a backward whose gradients only add up, which `accelerator.accumulate` enters."""
     is_attached = accelerator.unwrap_model(model, keep_torch_compile=False) is plain
     return session.accumulate() if is_attached else own(model)
+
+
+@contextmanager
+def _in_place_of(accelerator: Accelerator, session: Session, plain: nn.Module) -> Iterator[None]:
+    """Have an accelerator's calls that DistributedDataParallel would take part in act on the session."""
+    replaced: dict[str, Callable[..., Any]] = {
+        "get_state_dict": _state_dict,
+        "join_uneven_inputs": _refuse_joining,
+        "load_state": partial(_load_state, session, plain, accelerator),
+        "no_sync": partial(_accumulating, session, plain, accelerator),
+        "save_state": partial(_save_state, session, accelerator),
+        "trigger_sync_in_backward": lambda own, model: nullcontext(),
+    }
+    own = {name: getattr(accelerator, name) for name in replaced}
+    for name, method in replaced.items():
+        setattr(accelerator, name, partial(method, own[name]))
+    try:
+        yield
+    finally:
+        for name, method in own.items():
+            setattr(accelerator, name, method)
+
+
+def _save_state(session: Session, accelerator: Accelerator, own: Any, *given: Any, **named: Any) -> Any:
+    """Save as Accelerate does, with the replicas' mean as the model, and beside it every rank's state; collective."""
+    with session.consensus():
+        folder = own(*given, **named)
+    session.save(Path(folder, _FOLDER), keep=1, **_saved(accelerator))
+    return folder
+
+
+def _load_state(
+    session: Session, plain: nn.Module, accelerator: Accelerator, own: Any, *given: Any, **named: Any
+) -> None:
+    """Load what Accelerate has saved, and then every rank's state; collective.
+
+    Raises:
+        UserError: there is no such state.
+    """
+    found: list[Path] = []
+
+    def look(models: list[nn.Module], folder: str | os.PathLike[str]) -> None:
+        if not Path(folder, _FOLDER).is_dir():
+            raise UserError(
+                f"{folder} has no folder {_FOLDER}, as it was saved outside of `exchanging`: call load_state before "
+                "`with exchanging(...)`, which begins from its model and optimizer"
+            )
+        found.append(Path(folder, _FOLDER))
+        # The session loads its own; safetensors refuses to fill parameters that lie in one buffer.
+        models[:] = [each for each in models if accelerator.unwrap_model(each) is not plain]
+
+    hook = accelerator.register_load_state_pre_hook(look)
+    try:
+        own(*given, **named)
+    finally:
+        hook.remove()
+    session.load(found[0], **_saved(accelerator))
+
+
+def _refuse_joining(own: Any, *given: Any, **named: Any) -> Any:
+    raise UserError(
+        "join_uneven_inputs is DistributedDataParallel's, and has no effect on exchanges: loop over "
+        "`session.data(loader)`, which lets ranks with fewer batches take part, or leave even_batches at True"
+    )
+
+
+def _state_dict(own: Any, *given: Any, **named: Any) -> dict[str, Any]:
+    """Return a state in memory of its own: of parameters that lie in one buffer Accelerate would save the first."""
+    copies: dict[Any, Tensor] = {}
+    state = own(*given, **named)
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            of = (value.data_ptr(), value.shape) if value.numel() else name  # tied weights stay so
+            state[name] = copies.setdefault(of, value.clone())
+    return state  # type: ignore[no-any-return]
+
+
+def _saved(accelerator: Accelerator) -> dict[str, Any]:
+    return {} if accelerator.scaler is None else {"scaler": accelerator.scaler}

@@ -32,6 +32,9 @@ _log = logging.getLogger("hocket")
 #: The folder of a checkpoint of Trainer's that holds the session's.
 _FOLDER = "hocket"
 
+#: The ends of names that a run's rows leave out: they are of an evaluation's speed, or of the whole training.
+_NO_METRICS = ("_runtime", "_per_second", "total_flos")
+
 #: Arguments of Trainer's that the session stands in for, with what to do.
 _REFUSED = {
     "auto_find_batch_size": "ranks would train with batches of different sizes: set per_device_train_batch_size",
@@ -192,6 +195,11 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         adds = self.session is not None and not self.accelerator.sync_gradients
         with self.session.accumulate() if adds else nullcontext():  # type: ignore[union-attr]
             return super().training_step(*args, **kwargs)
+
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super().log(logs, *args, **kwargs)
+        if self.session is not None:
+            self.session.log({name: v for name, v in logs.items() if not name.endswith(_NO_METRICS)})
 
     # ---- the replicas' mean --------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hocket.comparison.group import RunGroup
 from hocket.comparison.record import Record
 from hocket.errors import UserError
-from hocket.results.history import is_number, metric_names
+from hocket.results.history import is_number
 
 __all__ = ["Measure", "Target", "measures", "parse_targets"]
 
@@ -151,7 +151,7 @@ def measures(
 
     Args:
         records: the runs.
-        metrics: the metrics to show; empty for all metrics on held-out samples that all runs have.
+        metrics: the metrics to show; empty for all `Record.metrics` that all runs have.
         targets: each adds the seconds and bytes to it.
 
     Raises:
@@ -179,7 +179,7 @@ def _resolved(name: str, records: Sequence[Record]) -> str:
 
 
 def _common(records: Sequence[Record]) -> list[str]:
-    found = [metric_names(record.rows) for record in records]
+    found = [record.metrics for record in records]
     return [name for name in found[0] if all(name in names for names in found)]
 
 

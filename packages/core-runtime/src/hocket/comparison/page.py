@@ -24,7 +24,7 @@ from hocket.config.source import DEFAULT_RECIPE
 from hocket.errors import HocketError
 from hocket.plain import Tree, flattened
 from hocket.results import VALID
-from hocket.results.history import is_number, metric_names
+from hocket.results.history import is_number
 from hocket.results.kept_config import differing_keys
 from hocket.training.run import load_run, resolved
 
@@ -187,7 +187,8 @@ def _figures(
     records: Sequence[Record], lines: _Lines, cost_over: str, targets: Sequence[Target] = ()
 ) -> list[go.Figure]:
     """Return figures of the cost of communication, and of each metric over steps, seconds and bytes."""
-    names = dict.fromkeys(["train_loss", *(name for record in records for name in metric_names(record.rows))])
+    named = dict.fromkeys(["train_loss", "loss", *(name for record in records for name in record.metrics)])
+    names = [name for name in named if any(record.series(name) for record in records)]
     costs = [name for name in _COST if any(value for r in records for _, value in r.series(name))]
     panels = [(_COST[name], name, cost_over) for name in costs]
     return [

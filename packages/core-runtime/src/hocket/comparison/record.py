@@ -13,9 +13,10 @@ import yaml
 
 from hocket.errors import UserError, reason, some, suggest
 from hocket.plain import Tree
-from hocket.results import CONFIG, METRICS, NEXT_CONFIG, SUMMARY, SWEPT_CONFIG, VALID
-from hocket.results.history import Point, Row, is_number, points, read_rows, read_summary
+from hocket.results import CONFIG, HELD_OUT, METRICS, NEXT_CONFIG, SUMMARY, SWEPT_CONFIG
+from hocket.results.history import Point, Row, is_number, metric_names, points, read_rows, read_summary
 from hocket.results.kept_config import changed_keys, read_config
+from hocket.results.script import OWN_KEYS, SCRIPT
 
 __all__ = ["Record", "read_record", "read_records", "runs_within"]
 
@@ -95,6 +96,15 @@ class Record:
         found = [name for row in (*self.rows, self.summary or {}) for name in row if is_number(row[name])]
         return [name for name in dict.fromkeys(found) if name not in ("epoch", "step")]
 
+    @cached_property
+    def metrics(self) -> list[str]:
+        """The metrics to show: those on held-out samples; of a script that writes none, all that it writes."""
+        found = metric_names(self.rows)
+        if found or self.task["name"] != SCRIPT:
+            return found
+        written = dict.fromkeys(name for row in self.rows for name in row)
+        return [name for name in written if name in self.names and name not in OWN_KEYS]
+
     def series(self, name: str) -> list[Point]:
         """Return a metric over the run."""
         return points(self.rows, name)
@@ -105,12 +115,12 @@ class Record:
         return found[-1][1] if found else None
 
     def resolve(self, name: str) -> str:
-        """Return a metric's full name for one with or without `valid_`.
+        """Return a metric's full name for one with or without its first word, such as `valid_`.
 
         Raises:
             UserError: the run has no such metric; lists those that it has.
         """
-        for full in (name, VALID + name):
+        for full in (name, *(f"{word}_{name}" for word in HELD_OUT)):
             if full in self.names:
                 return full
         raise UserError(

@@ -5,6 +5,7 @@ from hocket.checkpoint import MODEL
 __all__ = [
     "CHECKPOINTS",
     "CONFIG",
+    "HELD_OUT",
     "METRICS",
     "MODEL",
     "NEXT_CONFIG",
@@ -48,3 +49,6 @@ TRAIN_LOSS = "train_loss"
 
 #: The prefix of the loss and metrics on held-out samples in a run's results.
 VALID = "valid_"
+
+#: The first words of such names in scripts, whose frameworks and authors have their own.
+HELD_OUT = ("valid", "val", "validation", "eval", "test")

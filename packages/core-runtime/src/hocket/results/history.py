@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from hocket.loggers import read_lines
 from hocket.plain import Tree, TreeView
-from hocket.results import VALID
+from hocket.results import HELD_OUT
 from hocket.strict_json import loads
 
-__all__ = ["Point", "Row", "is_number", "metric_names", "points", "read_rows", "read_summary"]
+__all__ = ["Point", "Row", "held_out", "is_number", "metric_names", "points", "read_rows", "read_summary"]
 
 _log = logging.getLogger("hocket")
 
@@ -60,8 +61,14 @@ def points(rows: Sequence[Row], name: str) -> list[Point]:
 
 def metric_names(rows: Sequence[Row]) -> list[str]:
     """Return the names of the metrics on held-out samples that are numbers, the loss first."""
-    names = [name for row in rows for name in row if name.startswith(VALID) and is_number(row[name])]
+    names = [name for row in rows for name in row if held_out(name) and is_number(row[name])]
     return list(dict.fromkeys(names))
+
+
+def held_out(name: str) -> str | None:
+    """Return the name of a metric on held-out samples without its first word, such as `valid_`; None for others."""
+    first, *rest = re.split(r"[^a-z]", name, maxsplit=1)
+    return "".join(rest) or name if first in HELD_OUT else None
 
 
 def is_number(value: object) -> bool:

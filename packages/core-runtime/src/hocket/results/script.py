@@ -18,7 +18,7 @@ from hocket.results import (
 )
 from hocket.results.folder import refuse_unwritable
 
-__all__ = ["FILES", "OUT", "SCRIPT", "START", "STRATEGY", "TRACE", "check_folder", "take_folder"]
+__all__ = ["FILES", "OUT", "OWN_KEYS", "SCRIPT", "START", "STRATEGY", "TRACE", "check_folder", "take_folder"]
 
 #: Variables of a script's ranks, from `hocket launch` and `hocket sweep`: the folder of its results, its start as
 #: JSON, whether to trace it, and the strategy in place of the script's own, as JSON [recipe or null, *overrides].
@@ -26,6 +26,9 @@ OUT, START, TRACE, STRATEGY = "HOCKET_OUT", "HOCKET_START", "HOCKET_TRACE", "HOC
 
 #: The name of a script's task in its configuration.
 SCRIPT = "script"
+
+#: The parts of a row of metrics that are not the script's own.
+OWN_KEYS = ("step", "seconds", "bytes_sent", "exposed_wait_s", "wait_share")
 
 #: The files that a script's run writes besides its rows of metrics.
 FILES = (CONFIG, NEXT_CONFIG, STARTS, NEXT_START, SUMMARY, REPORT, TRACE_FILE, RECORDINGS)

@@ -25,7 +25,7 @@ from hocket.results.files import Results, write_summary
 from hocket.results.folder import prepared
 from hocket.results.history import read_rows
 from hocket.results.provenance import describe_start
-from hocket.results.script import FILES, OUT, SCRIPT, START, STRATEGY, TRACE, check_folder
+from hocket.results.script import FILES, OUT, OWN_KEYS, SCRIPT, START, STRATEGY, TRACE, check_folder
 from hocket.session.engine_session import EngineSession
 from hocket.session.figures import figures_of
 from hocket.strategy.compose import compose
@@ -38,9 +38,6 @@ from hocket.transport.network import NetworkModel
 __all__ = ["ScriptRequest", "ScriptRun", "is_script"]
 
 _log = logging.getLogger("hocket")
-
-#: The parts of a row of metrics that are not the script's own.
-_OF_ROWS = ("step", "seconds", "bytes_sent", "exposed_wait_s", "wait_share")
 
 _sessions = itertools.count()
 
@@ -110,6 +107,9 @@ class ScriptRun:
         session: the engine's session.
         folder: the folder of the results; None for none, and for the two lines alone.
         hosts: the names of the ranks' hosts, by rank.
+
+    Attributes:
+        folder: the folder of the results; None for none.
     """
 
     def __init__(self, session: EngineSession, folder: Path | None, hosts: Sequence[str]) -> None:
@@ -118,9 +118,11 @@ class ScriptRun:
         self._closing = contextlib.ExitStack()
         self._results: Results | None = None
         self._last_row: Tree = {}
+        #: The newest value of each name that the script has written.
+        self._newest: Tree = {}
         #: The steps and the waits before the seconds that are counted.
         self._first_step, self._first_waited_s = 0, 0.0
-        self._folder = folder
+        self.folder = folder
         if session.is_main:
             if folder is not None:
                 start = json.loads(os.environ[START]) if START in os.environ else describe_start()
@@ -136,13 +138,15 @@ class ScriptRun:
         """Keep the rows up to a step that a checkpoint has restored, and count their seconds, too."""
         self._first_step, self._first_waited_s = step, self._session.counters.exposed_wait_s
         self._last_row = {"exposed_wait_s": self._first_waited_s}
-        if self._results is None or self._folder is None:
+        if self._results is None or self.folder is None:
             return
         self._results.resume_after(step)
-        path = self._folder / METRICS
+        path = self.folder / METRICS
         kept = [row for row in read_rows(path) if row["step"] <= step] if path.exists() else []
         if kept:
             self._last_row = dict(kept[-1])
+            for row in kept:
+                self._newest |= {name: v for name, v in row.items() if name not in OWN_KEYS}
             self._since_s -= kept[-1]["seconds"]
             self._first_step = 0
 
@@ -164,6 +168,7 @@ class ScriptRun:
         self._results.begin()
         self._results.write(row)
         self._last_row = row
+        self._newest |= values
 
     def end(self) -> None:
         """Print the last line and write the summary; collective."""
@@ -177,12 +182,11 @@ class ScriptRun:
         )
         if session.is_main:
             _say(_last_line(figures, session.step - first_step))
-            if self._results is not None and self._folder is not None:
+            if self._results is not None and self.folder is not None:
                 if self._last_row.get("step") != session.step:
                     self.write({})
-                own = {name: value for name, value in self._last_row.items() if name not in _OF_ROWS}
                 of_script = {"task": SCRIPT, "parameters": _num_parameters(session)}
-                write_summary(self._folder, {**figures, **of_script, **own})
+                write_summary(self.folder, {**figures, **of_script, **self._newest})
         self.close()
 
     def close(self) -> None:

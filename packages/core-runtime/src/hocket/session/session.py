@@ -63,6 +63,11 @@ class Session:
             self.inner.beside_training.look(self.step)
 
     @property
+    def out(self) -> Path | None:
+        """The folder of this session's results, of `attach(..., out=...)` or `hocket launch --out`; None for none."""
+        return None if self._run is None else self._run.folder
+
+    @property
     def step(self) -> int:
         """The number of ended steps; those without an optimizer step (GradScaler found Inf) count."""
         return self.inner.step

@@ -7,8 +7,7 @@ import sys
 from enum import StrEnum
 
 from hocket.plain import Tree, TreeView
-from hocket.results import VALID
-from hocket.results.history import is_number
+from hocket.results.history import held_out, is_number
 
 __all__ = ["Display", "Lines", "ProgressBar", "observer_for", "text_of_metrics"]
 
@@ -111,9 +110,9 @@ def _costs(row: TreeView, before: TreeView) -> str:
 def text_of_metrics(values: TreeView) -> str:
     """Return the loss and the metrics on held-out samples that are numbers, as text."""
     found = {
-        name.removeprefix(VALID).replace("_", " "): value
+        short.replace("_", " "): value
         for name, value in values.items()
-        if name.startswith(VALID) and is_number(value)
+        if (short := held_out(name)) and is_number(value)
     }
     texts = [
         f"{n} {100 * value:.2f} %" if n == "accuracy" else f"{n} {value:.4f}" for n, value in found.items()
