@@ -46,7 +46,7 @@ IS_FULL = os.environ.get("HOCKET_CELLS") == "all"
 # Which parts of a failing example matter is not asked: conformance suites are made to fail, too.
 # Each run draws other examples, so that CI draws fewer.
 settings.register_profile(
-    "hocket", deadline=None, phases=set(Phase) - {Phase.explain}, max_examples=100 if IS_FULL else 30
+    "hocket", deadline=None, phases=set(Phase) - {Phase.explain}, max_examples=100 if IS_FULL else 15
 )
 settings.load_profile("hocket")
 

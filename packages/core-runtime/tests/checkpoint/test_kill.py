@@ -110,7 +110,7 @@ def test_a_kill_at_any_operation(blocking: bool, tmp_path: Path) -> None:
     assert found == {3, 6}
 
 
-@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC])
+@pytest.mark.parametrize("code", [pytest.param(errno.EROFS, marks=pytest.mark.full), errno.ENOSPC])
 def test_a_disk_that_takes_nothing_more_from_any_operation_on(code: int, tmp_path: Path) -> None:
     """Beside training: all ranks get an error, and what was complete is whole when the disk is mended."""
     saving = Training(TRAINING.strategy, options={"keep": 1, "blocking": False})

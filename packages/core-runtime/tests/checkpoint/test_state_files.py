@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import struct
 from collections import Counter, deque
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from torch.optim import lr_scheduler
 from hocket.checkpoint.files import StateFile, write_state
 from hocket.checkpoint.means import mean_of_section, why_no_mean
 from hocket.errors import CheckpointError
+
+#: Of each test of drawn states.
+EXAMPLES = 100 if os.environ.get("HOCKET_CELLS") == "all" else 25
 
 _DTYPES = [
     torch.bool,
@@ -110,7 +114,7 @@ def through_a_file(state: Any, folder: Path) -> Any:
         return file.read("state")
 
 
-@settings(max_examples=100)
+@settings(max_examples=EXAMPLES)
 @given(state=_STATES)
 def test_any_state(tmp_path_factory: pytest.TempPathFactory, state: Any) -> None:
     assert same(through_a_file(state, tmp_path_factory.getbasetemp()), state)
@@ -128,7 +132,7 @@ def long_lists(draw: st.DrawFn) -> Any:
     return draw(st.sampled_from([list, tuple]))(some)
 
 
-@settings(max_examples=100)
+@settings(max_examples=EXAMPLES)
 @given(state=st.dictionaries(_KEYS, st.one_of(long_lists(), st.lists(long_lists(), max_size=2)), max_size=3))
 def test_long_lists(tmp_path_factory: pytest.TempPathFactory, state: Any) -> None:
     assert same(through_a_file(state, tmp_path_factory.getbasetemp()), pythonic(state))
@@ -140,7 +144,7 @@ _ODD = st.one_of(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=EXAMPLES)
 @given(
     state=st.recursive(
         _ODD, lambda inner: st.one_of(st.lists(inner), st.dictionaries(_ODD_TEXT, inner)), max_leaves=8
