@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
@@ -54,6 +57,8 @@ def main(folder: Path, names: list[str]) -> None:
     for name, strategy in STRATEGIES.items():
         for optimizer in ("sgd", "adamw") if name in ("sgd", "diloco") else ("sgd",):
             goes_on(folder / f"{name} {optimizer}", mesh, strategy, optimizer)
+    for name in ("diloco", "overlap_sgp"):
+        goes_on_in_torch(folder / f"{name} in torch", mesh, STRATEGIES[name])
     leaves(folder, mesh)
     whole = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
     _, session = begun(whole, ["dpsgd"], "sgd")
@@ -91,6 +96,25 @@ def goes_on(folder: Path, mesh: Any, strategy: list[str], optimizer: str) -> Non
     with torch.no_grad():
         model(batch(CASE, 0, 0)[0])  # leaves parameters gathered
     assert session.load(folder).exact
+    steps(session, 3, 7)
+    session.close()
+    given = full(model)
+    assert all(torch.equal(given[name], expected[name]) for name in expected), folder.name
+
+
+def goes_on_in_torch(folder: Path, mesh: Any, strategy: list[str]) -> None:
+    """Do the same with the session in a checkpoint of torch's, beside the model."""
+    model, session = begun(mesh, strategy, "sgd")
+    steps(session, 0, 3)
+    own = session.state_dict()
+    with session.consensus():
+        save({"model": get_model_state_dict(model), "session": own}, checkpoint_id=folder)
+    steps(session, 3, 7)
+    session.close()
+    expected = full(model)
+    model, session = begun(mesh, strategy, "sgd")
+    load({"model": get_model_state_dict(model), "session": session}, checkpoint_id=folder)
+    assert session.step == 3
     steps(session, 3, 7)
     session.close()
     given = full(model)

@@ -11,9 +11,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from hocket.errors import CheckpointError, WriteError, reason
+from hocket.errors import CheckpointError, UserError, WriteError, reason
 
-__all__ = ["BUSY", "LOCK", "UNFINISHED", "locked", "naming", "sync_folder", "write_durably", "write_text"]
+__all__ = [
+    "BUSY",
+    "LOCK",
+    "UNFINISHED",
+    "locked",
+    "naming",
+    "path_of",
+    "sync_folder",
+    "write_durably",
+    "write_text",
+]
 
 #: The name of the file that is locked while a job writes into its folder.
 LOCK = ".hocket-lock"
@@ -107,6 +117,22 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
+
+
+def path_of(given: str | os.PathLike[str], what: str) -> Path:
+    """Return a path that the user gives.
+
+    Args:
+        given: the path.
+        what: the call or setting that takes it, for the error.
+
+    Raises:
+        UserError: no file can have that path.
+    """
+    path = Path(given)
+    if "\0" in str(path):
+        raise UserError(f"{what}: {str(path)!r} has a NUL byte, which no path can have: name another one")
+    return path
 
 
 @contextlib.contextmanager

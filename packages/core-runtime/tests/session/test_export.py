@@ -19,7 +19,7 @@ from toys import Batch, batches, mlp, on_ranks, sgd
 import hocket
 from hocket.checkpoint import files, model_files
 from hocket.checkpoint.model_files import ModelTensors, open_model
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, UserError
 from hocket.session.save.model_state import load_model, model_state
 
 RANKS = 3
@@ -274,6 +274,63 @@ def test_a_kill_leaves_the_folder_as_it_was(
         assert same({name: tensors.value(name) for name in tensors.forms}, expected)
 
 
+def test_a_kill_between_two_names_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The earlier export has lost its name, and the new one has none yet: it is named, and put back."""
+    out, rename = tmp_path / "out", Path.rename
+
+    def die(path: Path, target: Path) -> Path:
+        if target == out:
+            raise Killed
+        return rename(path, target)
+
+    def stop(*_: Any) -> None:
+        raise Killed
+
+    def use(session: hocket.Session) -> dict[str, Tensor]:
+        session.export(out, "safetensors")
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", die)
+            patch.setattr("shutil.rmtree", lambda *_, **__: None)
+            with pytest.raises(Killed):
+                session.export(out, max_shard_bytes=100)
+        assert not out.exists()
+        with (
+            pytest.raises(
+                CheckpointError, match=r"no such file or folder; .*out\..* is an export to it, whole"
+            ),
+            open_model(out),
+        ):
+            pass
+        with monkeypatch.context() as patch:
+            patch.setattr(model_files, "write_tensors", stop)
+            with pytest.raises(Killed):
+                session.export(out)
+        return state_of(session.model)
+
+    expected = trained(0, "sgd", use)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (out / "model.safetensors.index.json").exists()  # the newer one
+    with open_model(out) as tensors:
+        assert same({name: tensors.value(name) for name in tensors.forms}, expected)
+
+
+def test_a_mount_point_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "out")
+
+    def use(session: hocket.Session) -> None:
+        with pytest.raises(
+            CheckpointError, match=r"out is a mount point, .*: name a folder within it, such as .*out/export"
+        ):
+            session.export(tmp_path / "out")
+        session.export(tmp_path / "out/export")
+
+    on_ranks(2, lambda rank: trained(rank, "dpsgd", use))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 # ---- mistakes ------------------------------------------------------------------------------------------------------
 
 
@@ -344,3 +401,18 @@ def test_tied_tensors_may_have_one_name() -> None:
     given = {name: value for name, value in other.state_dict().items() if name != "second.weight"}
     load_model(model, ModelTensors.held(given), "FILE")
     assert torch.equal(model.second.weight, other.first.weight)
+
+
+@pytest.mark.parametrize("call", ["save", "load", "export", "open_log", "save_on_signal"])
+def test_a_path_that_none_can_be_is_refused_in_a_line(call: str) -> None:
+    def use(session: hocket.Session) -> None:
+        with pytest.raises(
+            UserError, match=rf"^session\.{call}: 'a\\x00b' has a NUL byte, which no path can have"
+        ):
+            getattr(session, call)("a\0b")
+
+    on_ranks(2, lambda rank: trained(rank, "dpsgd", use))
+    with pytest.raises(UserError, match="has a NUL byte"):
+        hocket.compose("a\0b.yaml")
+    with pytest.raises(UserError, match=r"^out: "):
+        hocket.virtual(1).run(lambda: hocket.attach(model := mlp(), sgd(model), "sgd", out="a\0b"))

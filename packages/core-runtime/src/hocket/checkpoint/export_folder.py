@@ -16,7 +16,7 @@ from hocket.errors import CheckpointError, UserError
 from hocket.own_files import NOTE, adopt, refuse_foreign
 from hocket.plain import TreeView
 
-__all__ = ["ABOUT", "export_folder"]
+__all__ = ["ABOUT", "export_folder", "whole_beside"]
 
 #: The file that says what an export is of, and that a folder is one.
 ABOUT = "hocket-export.json"
@@ -26,8 +26,8 @@ ABOUT = "hocket-export.json"
 def export_folder(folder: Path, about: TreeView) -> Iterator[Path]:
     """Give a folder to write an export into, which becomes `folder` at the end of a `with` statement.
 
-    An earlier export there is replaced. After an error nothing is left; after a kill, the next export to the same
-    place removes what is.
+    An earlier export there is replaced. After an error nothing is left. After a kill, the next export to the same place
+    removes what is, and puts back a whole one that was not renamed yet.
 
     Args:
         folder: the export's place.
@@ -44,6 +44,11 @@ def export_folder(folder: Path, about: TreeView) -> Iterator[Path]:
             f"{folder} is the working directory, or holds it: name a folder of the export's own, such as "
             f"{folder / 'export'}"
         )
+    if folder.is_mount():
+        raise CheckpointError(
+            f"{folder} is a mount point, which no export can replace as a whole: name a folder within it, such as "
+            f"{folder / 'export'}"
+        )
     _refuse_others(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_left(folder)
@@ -52,10 +57,11 @@ def export_folder(folder: Path, about: TreeView) -> Iterator[Path]:
     try:
         with locked(beside, "export"):
             yield beside
-            write_text(beside / ABOUT, json.dumps(about, indent=1) + "\n", sync=False)
-            adopt(beside, _names(beside))
-            for path in [*beside.rglob("*"), beside]:
+            adopt(beside, [*_names(beside), ABOUT])
+            for path in beside.rglob("*"):
                 _sync(path)
+            write_text(beside / ABOUT, json.dumps(about, indent=1) + "\n")  # last: with it an export is whole
+            sync_folder(beside)
             _refuse_others(folder)  # somebody may have written there meanwhile
             _replace(folder, beside)
     except BaseException:
@@ -96,11 +102,27 @@ def _beside(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.{secrets.token_hex(4)}{UNFINISHED}")
 
 
+def whole_beside(folder: Path) -> Path | None:
+    """Return the whole export that a kill has left beside its place, the newest; None if there is none."""
+    whole = [left for left in _left_beside(folder) if (left / ABOUT).exists()]
+    return max(whole, key=lambda left: (left / ABOUT).stat().st_mtime_ns, default=None)
+
+
+def _left_beside(folder: Path) -> Iterator[Path]:
+    return folder.parent.glob(f"{_escaped(folder.name)}.????????{UNFINISHED}")
+
+
 def _remove_left(folder: Path) -> None:
-    """Remove what exports to the same place have left when they were killed."""
-    for left in folder.parent.glob(f"{_escaped(folder.name)}.????????{UNFINISHED}"):
+    """Remove what killed exports to the same place have left, but for a whole one that is nowhere else."""
+    whole = None if os.path.lexists(folder) else whole_beside(folder)
+    for left in _left_beside(folder):
         with contextlib.suppress(CheckpointError, OSError), locked(left, "export") as is_locked:
-            if is_locked:  # else its job may be at work
+            if not is_locked:  # its job may be at work
+                continue
+            if left == whole:
+                left.rename(folder)
+                (folder / LOCK).unlink(missing_ok=True)
+            else:
                 shutil.rmtree(left)
 
 

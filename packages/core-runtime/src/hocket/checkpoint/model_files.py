@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hocket.checkpoint import MODEL
+from hocket.checkpoint.export_folder import whole_beside
 from hocket.checkpoint.files import CODES, in_order, write_tensors
 from hocket.checkpoint.subclasses import is_composite
 from hocket.disk import write_text
@@ -183,7 +184,11 @@ def _files_in(path: Path) -> list[Path]:
             )
         return [path]
     if not path.is_dir():
-        raise CheckpointError(f"{path}: there is no such file or folder")
+        left = whole_beside(path)
+        also = (
+            f"; {left} is an export to it, whole, whose process was killed before it had its name: rename it"
+        )
+        raise CheckpointError(f"{path}: there is no such file or folder{also if left else ''}")
     index = path / INDEX
     if index.exists():
         try:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from hocket.disk import path_of
 from hocket.task.api import Task, TaskData
 from hocket.training.run import RunConfig, build_engine, build_task
 
@@ -19,7 +18,7 @@ def checked_data(run: RunConfig, resume: bool) -> TaskData:
     from hocket.checkpoint.model_files import open_model
 
     if run.start_from is not None and not resume:
-        with open_model(Path(run.start_from)):
+        with open_model(path_of(run.start_from, "start_from")):
             pass
     return check_run(run).data(run.seed)
 

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hocket.config.document import Document, Origin
 from hocket.config.settings import DEFAULTS, DESCRIPTIVE
+from hocket.disk import path_of
 from hocket.errors import ConfigError, shortened
 from hocket.plain import Tree, TreeView
 from hocket.plugin import Registry
@@ -239,7 +240,7 @@ def _read(target: Target, registry: Registry) -> tuple[Tree, Origin]:
         )
     name = os.fspath(target)
     if not isinstance(target, str) or _is_file(name):
-        return _as_run(_read_yaml(FilePath(name), name), name)
+        return _as_run(_read_yaml(FilePath(path_of(name, "the strategy's file")), name), name)
     # A recipe that is the target itself: the run has its name, also if its file does not give it.
     layer, origin = _read_recipe(name, None, registry)
     return {"name": name, **layer}, origin

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from hocket.config.source import Target
+from hocket.disk import path_of
 from hocket.errors import HocketError
 from hocket.plain import Tree
 from hocket.plan.plan import plan
@@ -70,7 +71,7 @@ class ScriptRequest:
                 "another session of this script writes no results: attach(..., out=FOLDER) names their folder"
             )
         return cls(
-            None if folder is None else Path(folder),
+            None if folder is None else path_of(folder, "out"),
             TRACE in environment,
             json.loads(environment.get(STRATEGY, "[]")),
         )

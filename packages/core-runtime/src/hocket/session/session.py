@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from torch import Tensor
 
+from hocket.disk import path_of
 from hocket.errors import CheckpointError, HocketError
 from hocket.loggers import Log, Logger
 from hocket.plain import Batch, Stateful, TreeView
@@ -25,6 +26,7 @@ from hocket.session.save.export import Export, Format, SavesPretrained, export_m
 from hocket.session.save.loading import Loading, Resumed
 from hocket.session.save.save_point import SavePoint
 from hocket.session.save.saving import check_keep, look_at, save
+from hocket.session.save.stateful import Packed, load_state_of, state_of
 from hocket.session.script_run import ScriptRun
 
 __all__ = ["Session"]
@@ -178,8 +180,9 @@ class Session:
             UserError: no such logger, a library that it needs is not installed, or another's file is in the way.
             WriteError: the folder cannot be written.
         """
+        path = path_of(folder, "session.open_log")
         if self.is_main:
-            self._logs += open_logs(Path(folder), loggers, self.inner.strategy.resolved(), self.step)
+            self._logs += open_logs(path, loggers, self.inner.strategy.resolved(), self.step)
 
     def log(self, values: TreeView) -> None:
         """Write a row of rank 0's values with the number of ended steps; other ranks' values are ignored.
@@ -269,7 +272,7 @@ class Session:
         """
         self.inner.require("session.save", training=True)
         check_keep("session.save", keep)
-        return save(self.inner, Path(folder), more, keep=keep, blocking=blocking)
+        return save(self.inner, path_of(folder, "session.save"), more, keep=keep, blocking=blocking)
 
     def save_on_signal(
         self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Stateful
@@ -293,8 +296,9 @@ class Session:
                 "session.save_on_signal was called before: give it everything that is saved at once"
             )
         check_keep("session.save_on_signal", keep)
-        look_at(self.inner, Path(folder))
-        self.inner.save_point = SavePoint(self.inner, lambda: self._save_at_last(Path(folder), keep, more))
+        path = path_of(folder, "session.save_on_signal")
+        look_at(self.inner, path)
+        self.inner.save_point = SavePoint(self.inner, lambda: self._save_at_last(path, keep, more))
 
     def _save_at_last(self, folder: Path, keep: int | None, more: Mapping[str, Stateful]) -> Path:
         """Save before the process ends, also where a save beside training has failed; collective."""
@@ -329,7 +333,8 @@ class Session:
         Raises:
             CheckpointError: on all ranks: the folder holds something else or cannot be written, or the model cannot be.
         """
-        return export_model(self.inner, Export(Path(folder), format, replica, max_shard_bytes, also))
+        path = path_of(folder, "session.export")
+        return export_model(self.inner, Export(path, format, replica, max_shard_bytes, also))
 
     def load(
         self,
@@ -355,12 +360,47 @@ class Session:
                 or optimizer; names file, key, what was expected and what was found. A model that is refused is
                 left as it was.
         """
+        path = path_of(folder, "session.load")
         self.inner.require("session.load", training=True)
         self.inner.finish_save("session.load")
-        resumed = Loading(self.inner, Path(folder), more).load(missing)
+        resumed = Loading(self.inner, path, more).load(missing)
         if self._run is not None and resumed.step:
             self._run.resume_after(resumed.step)
         return resumed
+
+    def state_dict(self) -> dict[str, Packed]:
+        """Return this rank's state beside model and optimizer, for the script's own checkpoints; local, after a step.
+
+        With `load_state_dict` it makes a session one of torch's `Stateful`s, so that torch.distributed.checkpoint saves
+        and loads it beside the model:
+
+            own = session.state_dict()
+            with session.consensus():
+                dcp.save({"model": get_model_state_dict(model), "session": own}, checkpoint_id=folder)
+
+        Outer parameters that all ranks share are under `all`, with steps and rounds. Under `rank0003` is what rank 3
+        keeps: residuals, push-sum weights, exchanges under way, random states, the place in the loader, and its replica
+        and optimizer where replicas differ. Values are copies in host memory.
+        """
+        return state_of(self.inner)
+
+    def load_state_dict(self, state: Mapping[str, Packed]) -> None:
+        """Continue from `state_dict`; collective, right after `attach`, with the model loaded.
+
+        With as many ranks as have saved, each continues where it was. Another number of ranks takes what is under
+        `all`, and a warning names what is dropped.
+
+        Args:
+            state: what `state_dict` has returned on this rank; on another number of ranks `all` suffices.
+
+        Raises:
+            CheckpointError: on all ranks: it is of another strategy, model or optimizer, or no such state.
+        """
+        self.inner.require("session.load_state_dict", training=True)
+        self.inner.finish_save("session.load_state_dict")
+        load_state_of(self.inner, state)
+        if self._run is not None and self.step:
+            self._run.resume_after(self.step)
 
     # ---- closing -----------------------------------------------------------------------------------------------
 

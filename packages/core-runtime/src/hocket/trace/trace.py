@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hocket.arrays import Array
-from hocket.disk import write_durably
+from hocket.disk import path_of, write_durably
 from hocket.errors import HocketError, UserError, reason
 from hocket.trace.clock import compare
 from hocket.trace.observer import ExchangeEvent, Observer
@@ -49,7 +49,7 @@ class Trace(Observer):
             raise ValueError(
                 f"steps {steps} hold no step; allowed: the first, from 0 on, and the one after the last"
             )
-        self._path = Path(path)
+        self._path = path_of(path, "Trace")
         self._steps = None if steps is None else range(*steps)
         self._peer: Peer | None = None
 

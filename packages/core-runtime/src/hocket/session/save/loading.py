@@ -83,7 +83,8 @@ class Loading:
                     passed.append((path, damage))
                     continue
                 manifest = Manifest.read(path, ())
-                exact = self._go_on_from(manifest, files)
+                exact = manifest.ranks == self._peer.size
+                self.go_on_from(manifest, files, exact=exact)
                 session.passed_over = [damaged for damaged, _ in passed]
                 if peer.rank == 0:
                     for damaged, why in passed:
@@ -180,17 +181,21 @@ class Loading:
         for file in files if len(files) == 1 else files[column.rank :: column.size]:
             file.check_content(manifest.checksums[file.path.name])
 
-    def _go_on_from(self, manifest: Manifest, files: Sequence[StateFile]) -> bool:
-        """Continue from a checkpoint; return whether each rank has its own state, not the mean."""
+    def go_on_from(self, manifest: Manifest, files: Sequence[StateFile], *, exact: bool) -> None:
+        """Continue from a checkpoint; collective.
+
+        Args:
+            manifest: its description.
+            files: this rank's own state, or else the states of which it takes the mean.
+            exact: whether each rank takes its own.
+        """
         session, peer = self._session, self._peer
-        exact = manifest.ranks == peer.size
         session.enter_phase_of(manifest.step)
         if exact:
             collectively(peer, lambda: self._load_own(files[0]))
             session.replicas_equal = manifest.replicas_equal
         else:
             collectively(peer, lambda: self._load_mean(files))
-        return exact
 
     def _load_own(self, file: StateFile) -> None:
         """Load this rank's own state."""

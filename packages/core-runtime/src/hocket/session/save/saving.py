@@ -29,7 +29,7 @@ from hocket.session.save.beside_training import Acts, BesideTraining, at_once
 if TYPE_CHECKING:
     from hocket.session.engine_session import EngineSession
 
-__all__ = ["check_keep", "look_at", "place_of", "save", "versions"]
+__all__ = ["check_keep", "content_of", "look_at", "manifest_of", "place_of", "save", "versions"]
 
 
 def check_keep(call: str, keep: int | None) -> None:
@@ -91,7 +91,7 @@ def _begin(
         copies = None if blocking or session.beside_training is None else session.beside_training.copies
         content = _content(session, more, run, copies)
         held = [rank_file(rank) for rank, leader in enumerate(leaders) if leader == peer.rank]
-        acts = _acts(session, path, number, held, _manifest(session, run), content, keep, stack.pop_all())
+        acts = _acts(session, path, number, held, manifest_of(session, run), content, keep, stack.pop_all())
         return folders.final_path(path, number), acts
 
 
@@ -102,7 +102,7 @@ def _content(
     left = _left_to_rank_0(session)
 
     def as_it_is() -> Prepared:
-        return prepare(_state_dict(session, more, left), run)
+        return prepare(content_of(session, more, left), run)
 
     if copies is None:
         return as_it_is
@@ -204,7 +204,7 @@ def _left_to_rank_0(session: EngineSession) -> list[str]:
     return [] if session.peer.rank == 0 else [name for name in frozen if name not in differing]
 
 
-def _state_dict(
+def content_of(
     session: EngineSession, more: Mapping[str, Stateful], left: Sequence[str]
 ) -> dict[str, object]:
     """Return this rank's state by sections, without the parameters that are left to rank 0."""
@@ -244,7 +244,7 @@ def _state_of_given(name: str, given: Stateful) -> object:
         ) from error
 
 
-def _manifest(session: EngineSession, run: str) -> Manifest:
+def manifest_of(session: EngineSession, run: str) -> Manifest:
     """Return the manifest of what is saved now, without files."""
     return Manifest(
         run=run,
