@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from hocket.checkpoint.host_copies import bytes_of
 from hocket.checkpoint.tree import flatten, unflatten
 from hocket.disk import write_durably
 from hocket.errors import CheckpointError, DamagedError, MissingFileError
@@ -77,11 +78,11 @@ class Prepared(NamedTuple):
 
     Attributes:
         header: the bytes before the tensors'.
-        tensors: in the order of the file.
+        tensors: in the order of the file; or copies of their bytes, in pieces of any size.
     """
 
     header: bytes
-    tensors: Mapping[str, Tensor]
+    tensors: Sequence[Tensor]
 
 
 class Written(NamedTuple):
@@ -135,7 +136,7 @@ def prepare(state: TreeView, run: str = "") -> Prepared:
     header = _header(ordered, metadata)
     if len(header) > _MOST_HEADER_BYTES:
         raise CheckpointError(_too_long(len(header), structure))
-    return Prepared(header, ordered)
+    return Prepared(header, list(ordered.values()))
 
 
 def write_prepared(path: Path, prepared: Prepared) -> Written:
@@ -153,7 +154,7 @@ def write_prepared(path: Path, prepared: Prepared) -> Written:
 
     def write(file: BinaryIO) -> None:
         nonlocal checksum
-        checksum = _write(file, prepared.header, prepared.tensors.values())
+        checksum = _write(file, prepared.header, prepared.tensors)
 
     size = write_durably(path, write)
     with StateFile(path):
@@ -222,10 +223,7 @@ def _write(file: BinaryIO, header: bytes, tensors: Iterable[Tensor]) -> int:
     file.write(start)
     checksum = zlib.crc32(start)
     for tensor in tensors:
-        value = tensor.to("cpu").contiguous()
-        # Not `reshape`: it keeps the odd strides that tensors of 0 or 1 elements may have.
-        flat = value.as_strided((value.numel(),), (1,))
-        data = flat.view(torch.uint8).numpy().data
+        data = bytes_of(tensor.to("cpu")).numpy().data
         file.write(data)
         checksum = zlib.crc32(data, checksum)
     return checksum

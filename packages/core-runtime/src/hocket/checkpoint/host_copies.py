@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["HostCopies"]
+__all__ = ["HostCopies", "bytes_of"]
+
+#: The size of a block of memory in bytes. torch rounds pinned memory up to a power of two, so that one piece of a
+#: file's size might be nearly twice as large.
+BLOCK_BYTES = 1 << 26
 
 
 class HostCopies:
@@ -18,42 +22,60 @@ class HostCopies:
     """
 
     def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._blocks: list[Tensor] = []
 
     @property
     def nbytes(self) -> int:
         """Return the size of the memory in bytes."""
-        return self._memory.numel()
+        return sum(block.numel() for block in self._blocks)
 
     @torch.no_grad()
-    def take(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], None]]:
-        """Copy tensors of any shape and device, flat, one behind the other.
+    def take(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
+        """Copy the bytes of tensors of any shape and device, one tensor behind the other.
 
         Args:
-            tensors: by name, those with larger elements first, so that each lies at a multiple of its element's size.
+            tensors: in the order of the copies.
 
         Returns:
-            The copies, with the tensors' dtypes and shapes, valid until the next call; and a function that waits, on
-            any thread, until they are complete.
+            The bytes, in blocks, valid until the next call; and a function that waits, on any thread, until they are
+            complete.
         """
-        devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
-        self._make_room(sum(tensor.nbytes for tensor in tensors.values()), pinned=bool(devices))
-        copies: dict[str, Tensor] = {}
+        devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+        total = sum(tensor.nbytes for tensor in tensors)
+        self._make_room(total, pinned=bool(devices))
         start = 0
-        for name, tensor in tensors.items():
-            value = tensor.detach().contiguous()
-            place = self._memory[start : start + value.nbytes]
-            start += value.nbytes
-            # Bytes: some dtypes cannot be copied. Not `reshape`: it keeps odd strides of tensors of 0 or 1 elements.
-            flat = value.as_strided((value.numel(),), (1,)).view(torch.uint8)
-            place.copy_(flat, non_blocking=value.device.type == "cuda")
-            copies[name] = place.view(value.dtype).view(value.shape)
-        return copies, _wait_for(devices)
+        for tensor in tensors:
+            left = bytes_of(tensor)
+            while left.numel():
+                number, place = divmod(start, BLOCK_BYTES)
+                part = left[: BLOCK_BYTES - place]
+                own = self._blocks[number][place : place + part.numel()]
+                own.copy_(part, non_blocking=part.device.type == "cuda")
+                start, left = start + part.numel(), left[part.numel() :]
+        sizes = _sizes(total)
+        return [block[:size] for block, size in zip(self._blocks, sizes, strict=False)], _wait_for(devices)
 
     def _make_room(self, nbytes: int, *, pinned: bool) -> None:
-        if self._memory.numel() < nbytes or self._memory.is_pinned() < pinned:
-            self._memory = torch.empty(0, dtype=torch.uint8)  # given back before the larger one is taken
-            self._memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
+        if pinned and not all(block.is_pinned() for block in self._blocks):
+            self._blocks = []
+        for number, size in enumerate(_sizes(nbytes)):
+            if number == len(self._blocks):
+                self._blocks.append(torch.empty(0, dtype=torch.uint8))
+            if self._blocks[number].numel() < size:
+                self._blocks[number] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+
+
+def _sizes(nbytes: int) -> list[int]:
+    """Return the sizes of blocks for `nbytes`: whole ones, and the rest."""
+    whole, rest = divmod(nbytes, BLOCK_BYTES)
+    return [BLOCK_BYTES] * whole + [rest] * (rest > 0)
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Return a tensor's bytes [nbytes], in the order of its elements; a view where these lie so."""
+    value = tensor.detach().contiguous()
+    # Not `reshape`: it keeps the odd strides that tensors of 0 or 1 elements may have.
+    return value.as_strided((value.numel(),), (1,), value.storage_offset()).view(torch.uint8)
 
 
 def _wait_for(devices: set[torch.device]) -> Callable[[], None]:
