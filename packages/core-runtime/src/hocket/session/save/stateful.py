@@ -1,4 +1,4 @@
-"""The state of a session for checkpoints of torch's: what all ranks share under one key, each rank's own under others.
+"""The state of a session for checkpoints of torch's own format: what all ranks share, and each rank's own.
 
 The model and the optimizer go beside it, as in a program without Hocket. Where replicas differ, a rank's own part holds
 its replica, too, and the model beside it is the replicas' mean.
