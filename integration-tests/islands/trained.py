@@ -56,11 +56,11 @@ def shard(model: nn.Module, mesh: DeviceMesh, style: str) -> nn.Module:
     if style.startswith("fsdp "):
         parallelize_module(model, mesh["tp"], plan_of(style))
         mesh = mesh["shard"]
-    reshards = False if style == "kept" else None
+    options: dict[str, Any] = {"reshard_after_forward": False} if style == "kept" else {}
     if style != "root":
         for block in model.blocks:  # type: ignore[union-attr]
-            fully_shard(block, mesh=mesh, reshard_after_forward=reshards)
-    fully_shard(model, mesh=mesh, reshard_after_forward=reshards)
+            fully_shard(block, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
     return model
 
 
@@ -76,7 +76,7 @@ def plan_of(style: str) -> dict[str, Any]:
     along = Shard(1)
     plan: dict[str, Any] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=along),
-        "norm": SequenceParallel(),
+        "last": SequenceParallel(),
         "head": ColwiseParallel(input_layouts=along, output_layouts=Replicate()),
     }
     for number in range(2):

@@ -58,7 +58,7 @@ class Side:
 
     def whole(self) -> list[Tensor]:
         """Return the whole parameters."""
-        return [p.full_tensor() for p in self.model.parameters()]  # type: ignore[attr-defined]
+        return [p.full_tensor().detach() for p in self.model.parameters()]  # type: ignore[attr-defined]
 
 
 def with_torchft(side: Side, given: argparse.Namespace) -> Callable[[], object]:
