@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import test_islands
 from islands.promises import PROMISES
-from test_islands import started
+
+started = test_islands.started  # a fixture
 
 
 @pytest.fixture(scope="module")
-def tried(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tried(started: test_islands.Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Try all promises on two ranks, in one launch."""
     folder = tmp_path_factory.mktemp("promises")
     started(folder, "promises", 2)
