@@ -53,7 +53,7 @@ class PairAverage(Collective):
     The topology is the graph: a neighbour is one of the ranks that it sends to in the round, whatever the weights.
 
     Attributes:
-        seed: of the draws, which are addressed by (seed, round, segment).
+        seed: the seed of the draws; each depends on (seed, round, segment).
 
     Raises:
         ValueError: a number out of its range.

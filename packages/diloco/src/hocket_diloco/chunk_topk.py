@@ -74,7 +74,7 @@ class ChunkTopK(Compressor):
 
     Attributes:
         chunk: elements, 1 to 4096.
-        k: elements sent of each chunk, 1 to `chunk`.
+        k: elements to send of each chunk, 1 to `chunk`.
         tile: the `tile` of the `diloco.dct` around it, up to 64; 0 if there is none. Chunks are then the tiles, of any
             size, and `k` elements of each are sent, or all of a smaller one. With 0 they are runs of `chunk` elements.
 

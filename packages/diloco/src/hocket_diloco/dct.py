@@ -36,7 +36,7 @@ __all__ = ["Dct"]
 
 @dataclass(frozen=True)
 class Dct(Wrapper):
-    """The cosine transform around a compressor, which then sends coefficients of tiles in place of values.
+    """The cosine transform around a compressor, which then sends coefficients of tiles instead of values.
 
     Memory: a copy of the segment. A NaN spoils its tile.
 

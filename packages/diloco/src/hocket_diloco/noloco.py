@@ -29,7 +29,7 @@ class NoLoCo(Outer):
     Attributes:
         lr: the outer learning rate, more than 0.
         momentum: 0 to less than 1.
-        pull: towards the pair's mean φ, 0 to 1; at 0 ranks drift apart.
+        pull: the pull towards the pair's mean φ, 0 to 1; at 0 ranks drift apart.
     """
 
     lr: float = 0.7

@@ -79,8 +79,8 @@ class Quantise(Compressor):
     Attributes:
         compressor: chooses the values to quantise: `diloco.chunk_topk`, or none for all values.
         format: the form of a value.
-        per: the values that share a table: a parameter's, a row's (a vector is one row), or those of a run of `chunk`
-            elements. With `diloco.chunk_topk` both a row and a chunk are what one of its chunks sends.
+        per: the values that share a table: those of a parameter, of a row (a vector is one row), or of a run of
+            `chunk` elements. With `diloco.chunk_topk` a row, like a chunk, is the message of one of its chunks.
         chunk: elements of a run, 8 or more.
         statistical: true: levels are means of bins.
 

@@ -55,12 +55,12 @@ class PartialAllreduce(Collective):
     whenever it comes. Outer parameters are equal on all ranks that have come to equally many rounds.
 
     Attributes:
-        candidates: m, the number of ranks drawn for each round; null for all. At most the number of ranks.
-        starts: a round starts when the `first` or the `last` of them arrives: the first of all is the paper's solo,
-            the one candidate's arrival its majority, and the last of all an allreduce.
-        missed: the result for a rank that was absent from several rounds: that of the `newest`, as in the paper, or
-            the `sum` of all, so that replicas that have done the same steps have been given the same rounds.
-            A step whose round came with an earlier one has zero gradients: momentum and weight decay go on.
+        candidates: m, the number of ranks drawn for each round, at most all; null for all.
+        starts: a round starts when the `first` or the `last` candidate arrives. The first of all ranks is the paper's
+            solo, a single candidate its majority, and the last of all an allreduce.
+        missed: the result for a rank that missed several rounds: the `newest` round, as in the paper, or the `sum` of
+            all, so that replicas get the same rounds by the same step. A step whose round was already counted has
+            zero gradients; momentum and weight decay continue.
         staleness: the most rounds by which a gradient may be late, 0 or more: a round waits until all ranks are that
             far; null for no bound.
         algorithm: the algorithm that forms the sum by messages: `recursive_doubling`, as in the paper, takes the fewest

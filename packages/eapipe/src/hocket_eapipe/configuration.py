@@ -49,7 +49,7 @@ class PipelineConfig(Engine):
         policy: naive, stashing (PipeDream), vertical_sync (PipeDream), spectrain, elastic (EA-Pipe) or flush (GPipe).
         alpha: with elastic: the strength with which replica and master pull each other, strictly between 0 and 1.
         tau: with elastic: the batches of a replica from one pull to the next, 1 or more.
-        micro_batches: with flush: the number that a batch is cut into, 1 or more.
+        micro_batches: with flush: the number of micro-batches per batch, 1 or more.
         clip_grad_norm: with flush: the largest norm of the whole model's gradient, more than 0; null for any.
         balance: stages of equally many parameters, or layers.
         cuts: the layers, by name, with which each stage but the first begins; null to balance.

@@ -37,7 +37,8 @@ class Rotated(Topology):
 
     Attributes:
         topology: the topology that has the places; it sees unchanged round numbers.
-        shuffles: `fresh` ones for ever, or the paper's p `fixed` ones, the first of which leaves ranks in their places.
+        shuffles: `fresh` shuffles in each block, or the paper's p `fixed` ones in turn, the first of which changes
+            nothing.
         seed: the draws' seed, 0 to 2**64 - 1; the same on every rank.
 
     Raises:

@@ -52,9 +52,9 @@ class PowerSGD(Compressor):
     what comes is the sum itself, to rounding.
 
     Attributes:
-        rank: r, 1 or more; less for matrices that have less.
-        min_saving: how many times shorter messages must be than a matrix for it to be compressed; 0 for all matrices.
-        seed: of the first Q, 0 to 2**64 - 1; the same on every rank.
+        rank: r, 1 or more; matrices of lower rank use their own.
+        min_saving: a matrix is compressed if its messages are this many times shorter; 0 for all matrices.
+        seed: the seed of the first Q, 0 to 2**64 - 1; the same on every rank.
 
     Raises:
         ValueError: rank, min_saving or seed is not in its range.

@@ -44,8 +44,8 @@ class Asq(ResidualCompressor):
     sent with its values.
 
     Attributes:
-        feedback: the residual left where something was sent.
-        unquantised: patterns of names of other parameters that are sent with their values.
+        feedback: the residual that stays for elements that were sent.
+        unquantised: name patterns of parameters to send unquantised.
     """
 
     feedback: Feedback = Feedback.NOTHING

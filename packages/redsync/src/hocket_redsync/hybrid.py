@@ -23,9 +23,9 @@ class Hybrid(ResidualCompressor):
     """A method for each parameter by its size: dense, trimmed, or sampled for very large ones; or by its name.
 
     Attributes:
-        sampled_from_kb: the memory from which a parameter is searched for a threshold, in units of 1024 bytes.
-        methods: a method by pattern of parameters' names, as `{"*.bias": dense}`; the first that matches is taken,
-            whatever the size but `dense_below_kb`.
+        sampled_from_kb: the size in KiB from which a threshold is searched for, by sampling.
+        methods: a method for each pattern of parameters' names, as `{"*.bias": dense}`. The first match counts; only
+            `dense_below_kb` comes before it.
 
     Raises:
         ValueError: a field is out of range, or a method is not known.

@@ -61,13 +61,13 @@ class ResidualCompressor(Compressor):
     one with momentum correction.
 
     Attributes:
-        density: the share of a parameter's elements that is sent, about k = density * numel of them and at least one;
-            above 0, at most 1. If k elements with their places would take more bytes than all, all are sent.
-        dense_below_kb: a parameter with less memory than this is sent whole, in units of 1024 bytes.
+        density: the share of a parameter's elements to send, above 0 and at most 1: about k = density * numel, at
+            least one. If k elements with their indices take more bytes than all elements, all are sent.
+        dense_below_kb: the size in KiB below which a parameter is sent whole.
         correct_momentum: true: apply the momentum and weight decay of torch's SGD before sending, so that values sent
-            late have the right velocity. `momentum_correction` around `error_feedback` does the same, with three times
-            the passes over memory. False where the optimizer keeps them: in hooks of DistributedDataParallel, and
-            with other optimizers.
+            late have the right velocity. `momentum_correction` around `error_feedback` does the same, with three
+            times the passes over memory. false: the optimizer keeps both, as it must in hooks of
+            DistributedDataParallel, and with other optimizers.
         masking: true: u is cleared where elements were selected and sent.
 
     Raises:

@@ -39,12 +39,12 @@ class Bible(Task):
     the accuracy are means over a sentence's characters, then over sentences.
 
     Attributes:
-        length: characters in a stretch, 2 or more: pieces of one length in place of sentences; null for sentences.
-        longest: a sentence's end behind so many characters is left out; 2 or more.
+        length: characters of a sample, 2 or more, to cut the text into equal pieces; null for sentences.
+        longest: the number of characters after which a sentence is cut off; 2 or more.
         network: `lstm`, of one layer, or `transformer`.
         hidden: units of the embedding and of each layer, 1 or more.
         layers, heads: of the transformer; 1 or more, and `hidden` is a multiple of `heads`.
-        held_out: one sentence or stretch in so many is held out, 1 or more.
+        held_out: one of this many samples is held out, 1 or more.
         file: the text, as Debian's package bible-kjv-text has it, or any other: plain, or a folder that the library
             datasets has written, with a column `text`.
     """

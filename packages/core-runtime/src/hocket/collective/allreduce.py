@@ -62,13 +62,12 @@ class Allreduce(Collective):
     values of the others.
 
     Attributes:
-        algorithm: `native` is the transport's own, and the fastest there is where ranks share memory. The others are
-            schedules of messages, which add in an order of their own: `recursive_doubling` takes the fewest steps,
-            `ring` sends the fewest bytes, `rabenseifner` as few in few steps where ranks are a power of two, and a
-            binomial `tree` the fewest messages. `auto` takes for each segment the fastest one: when a session
-            opens, ranks measure the cost model's constants, and try out `native` and what the model predicts to be no
-            worse than twice the best. All ranks take the same; another run or a resumed one may take others. `-v` says
-            which.
+        algorithm: `native` is the transport's own, and the fastest where ranks share memory. The others send
+            messages, and each adds in another order: `recursive_doubling` takes the fewest steps, `ring` sends the
+            fewest bytes, `rabenseifner` as few bytes in few steps if the number of ranks is a power of two, and a
+            binomial `tree` the fewest messages. `auto` chooses the fastest for each segment: when a session opens,
+            ranks measure the cost model's constants, and try `native` and those that the model predicts within twice
+            the best. All ranks use the same; another run, or a resumed one, may choose others. `-v` says which.
     """
 
     algorithm: AllreduceAlgorithm = AllreduceAlgorithm.NATIVE

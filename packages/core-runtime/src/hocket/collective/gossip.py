@@ -64,9 +64,9 @@ class Gossip(Collective):
     Compressed parameters are mixed as x_i + sum over j of W[i, j] C(x_j) - C(x_i), which keeps the mean too.
 
     Attributes:
-        push_sum: whether a weight travels with each segment, through the same W, from 1 on every rank. Values
-            divided by it approach the mean where only W's columns sum to 1; the optimizer steps the values
-            themselves. Where W is doubly stochastic weights stay 1, and it costs nothing.
+        push_sum: whether ranks also send a weight with each segment, mixed by the same W and 1 at first. Values
+            divided by it approach the mean even if only W's columns sum to 1; the optimizer steps the undivided
+            values. If W is doubly stochastic, weights stay 1 at no cost.
     """
 
     push_sum: bool = False

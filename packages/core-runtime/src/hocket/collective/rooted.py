@@ -34,8 +34,8 @@ class _Rooted(Collective):
     """A collective with a root rank.
 
     Attributes:
-        root: a rank of the exchange's scope, from 0; null for the rank that leads the segment, which in a group is
-            the one that takes part in exchanges over `leaders`.
+        root: a rank of the exchange's scope, from 0; null for the segment's leader, the rank that takes part in
+            exchanges over `leaders`.
 
     Raises:
         ValueError: `root` is below 0.

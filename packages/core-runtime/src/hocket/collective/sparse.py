@@ -69,13 +69,13 @@ class SparseAllreduce(Collective):
     Attributes:
         mean: over all `ranks`, or element by element over the `contributors` that have sent it: an element that one of
             p has sent moves p times as far. So do SparseLoCo's code and DeMo.
-        algorithm: `gather` brings every message to everyone: bytes and decompression grow with the number of ranks,
-            and dense messages are cheaper by allreduce from a few ranks on. `scalable` has ranks add up regions of the
-            segment, and keep about as many elements of the sums as one message has: 2.5 messages' bytes among any
-            number of ranks. Elements that a rank sent and that did not survive stay in its residual. `auto` takes for
-            each segment the one that the cost model predicts to be faster, with constants that ranks measure when a
-            session opens; another run or a resumed one may take the other. It gathers messages
-            whose compressors do not say what they select. `-v` says which.
+        algorithm: `gather` sends every message to all ranks: bytes and decompression grow with the number of ranks,
+            so from a few ranks on a dense allreduce is cheaper. With `scalable` each rank adds up a region of the
+            segment and keeps about as many elements as one message has: 2.5 messages' bytes with any number of ranks.
+            Elements that were sent and not kept stay in the sender's residual. `auto` chooses the one that the cost
+            model predicts to be faster for each segment, from constants measured when a session opens; another run,
+            or a resumed one, may choose the other. It gathers messages of compressors that do not say what they
+            select. `-v` says which.
     """
 
     mean: Mean = Mean.RANKS

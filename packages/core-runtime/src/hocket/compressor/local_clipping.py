@@ -36,7 +36,7 @@ class LocalClipping(Wrapper):
     as they are. Each rank's norm is of what it contributes, weighted if it is.
 
     Attributes:
-        max_norm: of the mean gradient over all segments, L2; finite and more than 0.
+        max_norm: the largest L2 norm of the mean gradient over all segments; finite and more than 0.
 
     Raises:
         ValueError: `max_norm` is not in its range.

@@ -42,8 +42,8 @@ class SharedRandom(Compressor):
       `error_feedback` around it everything is sent, later.
 
     Attributes:
-        density: the share of elements that travel, above 0 and at most 1; at 1 all do.
-        seed: of the draws, 0 to 2**64 - 1; the same on every rank.
+        density: the share of elements to send, above 0 and at most 1.
+        seed: the seed of the draws, 0 to 2**64 - 1; the same on every rank.
 
     Raises:
         ValueError: density or seed is not in its range.

@@ -153,7 +153,7 @@ class TopK(Compressor):
     model by layers.
 
     Attributes:
-        density: the share of elements that travel, above 0 and at most 1; at 1 all do.
+        density: the share of elements to send, above 0 and at most 1.
 
     Raises:
         ValueError: the density is not in its range.

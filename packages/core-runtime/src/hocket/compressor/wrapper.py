@@ -89,7 +89,7 @@ class Wrapper(Compressor):
     """The base of compressors around another one.
 
     Attributes:
-        compressor: gives the messages their form.
+        compressor: the compressor that makes the messages.
     """
 
     compressor: Compressor

@@ -89,9 +89,9 @@ class CheckpointSettings:
 
     Attributes:
         every: steps between two checkpoints, 1 or more, and one at the end; null for none.
-        keep: how many are kept, the newest; 1 or more.
-        blocking: whether training waits until a checkpoint is written; else a thread writes a copy of the state, in
-            host memory.
+        keep: the number of newest checkpoints to keep, 1 or more.
+        blocking: whether training waits until a checkpoint is written; if not, a thread writes a copy of the state
+            from host memory.
     """
 
     every: int | None = None
@@ -171,43 +171,44 @@ class RunSettings:
         measured_on: these tests, and the place of their report.
         recipe: the name of the recipe that the file is based on.
         task: data, model and loss.
-        optimizer: one of torch.optim by its lower-case name, or any other as `module:Class`, with keyword arguments;
-            `rest`, another one, steps all but hidden matrices.
-        start_from: the model to begin with, a file or a folder, as for `hocket run --from`; null for the task's own.
-        schedulers: of torch.optim.lr_scheduler by their lower-case names, with keyword arguments; each is stepped
-            after each step, so that they multiply, and reducelronplateau with its `metric`, when that is known.
-        accumulate: batches per step of the optimizer, which gets the mean gradient of their samples, 1 or more; steps
-            are always those of the optimizer.
-        clip_grad_norm: the largest norm of the gradients that the optimizer gets, over the whole model, more than 0;
-            null for any.
+        optimizer: an optimizer of torch.optim by its lower-case name, or any other as `module:Class`, with keyword
+            arguments. `rest` is a second optimizer, for all parameters except hidden matrices.
+        start_from: the file or folder of the model to begin with, as for `hocket run --from`; null for the task's
+            own.
+        schedulers: schedulers of torch.optim.lr_scheduler by their lower-case names, with keyword arguments. All of
+            them step after each step, so their factors multiply; reducelronplateau steps when its `metric` is known.
+        accumulate: batches per step of the optimizer, which gets the mean gradient of their samples, 1 or more.
+            `steps` counts the optimizer's steps.
+        clip_grad_norm: the largest norm of the whole model's gradient, more than 0; null for no clipping.
         engine: the engine, which runs a batch through the model.
         epochs: passes over the data, 1 or more.
         batch_size: samples per rank and batch, 1 or more.
         seed: the seed of the model, the data's order and every draw; 0 to 2**63 - 1.
         ranks: the number of ranks to start, 1 or more; null for the launcher's.
         transport: the transport between ranks; null for the launcher's, else MPI if it is installed, else torch.
-        island: the ranks that hold one replica of the model together; strategies run between these islands.
+        island: the group of ranks that holds one replica of the model; strategies run between these islands.
         device: the device that the model is trained on.
         precision: the dtype in which it computes.
         lanes: the carrier of exchanges.
         timeout_s: the longest wait before an error, in seconds; more than 0, at most 1e9.
         log_every: steps between two lines of metrics, 1 or more.
-        eval_every: steps between two evaluations on held-out samples, 1 or more, besides those at the end of each
-            epoch; null for the latter alone.
+        eval_every: steps between two evaluations on held-out samples, 1 or more; null to evaluate only at the end of
+            each epoch, which always happens.
         num_workers: processes of each rank that read samples ahead, 0 to 1024; 0 for none.
         trace: write `trace.json.gz`, a timeline of every rank, beside the other results.
         trace_steps: the steps in the trace, counted from 0: [100, 120] for 100 to 119; null for all.
-        loggers: further destinations of rows of metrics besides `metrics.jsonl`: csv, tensorboard, wandb, a plugin's.
+        loggers: other places to write metrics to, besides `metrics.jsonl`: csv, tensorboard, wandb, or a plugin's
+            logger.
         report: write `report.html`, a page on the run, beside the other results; needs plotly.
         checkpoint: the times at which the run is saved.
         on_nonfinite: the reaction to NaN or Inf.
         steps: the number of steps to stop after, 1 or more; null to run all epochs.
         network: the network that the virtual transport imitates and `plan` predicts for.
-        compute: the time of a step's computing on the virtual transport, whose clock does not see it.
+        compute: the computing time of a step on the virtual transport, whose clock does not measure it.
         delays: injected imbalance: the delay of each rank in each step, for any strategy; null for none.
         synchronous_steps: the number of first steps that exchange as recipe `agd` does, 0 or more; if `steps` is set,
             it may be a share of them, such as 25%. A complete file has these steps as `phases`.
-        phases: overrides of the strategy, by the step from which they hold; each adds to the ones before.
+        phases: overrides of the strategy, by the step from which they hold; each adds to the earlier ones.
     """
 
     name: str | None = None

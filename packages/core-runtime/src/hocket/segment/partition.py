@@ -142,10 +142,9 @@ class Bytes(Segmentation):
     """A segmentation into segments of about `size_mb` MiB; a parameter is never cut.
 
     Attributes:
-        size_mb: a segment's size in MiB (2**20 bytes), more than 0; a larger parameter has a segment of its
-            own.
-        first_mb: the size in MiB, more than 0, of a first segment that is to leave early; each further one may have
-            twice the size, up to `size_mb`. null for `size_mb`.
+        size_mb: a segment's size in MiB (2**20 bytes), more than 0; a larger parameter gets its own segment.
+        first_mb: the size of the first segment in MiB, more than 0, so that it can be sent early; each further one
+            may be twice as large, up to `size_mb`. null for `size_mb`.
     """
 
     size_mb: float = 25.0
@@ -195,8 +194,9 @@ class Fragments(Segmentation):
 
     Attributes:
         count: number of fragments, 1 or more; fewer if the model has fewer layers.
-        pattern: `strided` puts layers q, q + count, ... into fragment q; `sequential` as many layers in a row into
-            each, to one layer; `balanced` the largest layer that is left into the fragment with the fewest bytes.
+        pattern: `strided` puts layers q, q + count, ... into fragment q. `sequential` cuts the list of layers into
+            equal runs. `balanced` repeatedly puts the largest remaining layer into the fragment with the fewest
+            bytes.
     """
 
     count: int

@@ -59,21 +59,21 @@ class Exchange(Configured):
         topology: the graph of who sends to whom, for collectives that need one.
         compressor: the form in which values travel; None, in a config `none`, for uncompressed.
         segments: the way to cut the model into segments.
-        every: number of steps from one to the next, 1 or more; `log2_ranks` for ceil(log2 p) among p ranks, so that the
-            cost of an allreduce's ceil(log2 p) messages is spread over as many steps.
+        every: steps between two exchanges, 1 or more; `log2_ranks` for ceil(log2 p) among p ranks, as many as an
+            allreduce has messages.
         overlap: the computation that it overlaps with.
-        progress: the thread that advances its messages while the training thread computes: that thread itself, whenever
-            a gradient arrives and whenever it waits, or a progress thread.
-        outer: the optimizer of the ranks' outer parameters; None where none are kept, and parameters themselves are
-            sent. With one, each rank sends its distance from them.
+        progress: the thread that advances its messages: the training thread, whenever a gradient arrives and whenever
+            it waits, or a progress thread.
+        outer: the optimizer of outer parameters, from which each rank sends its distance; None to send parameters
+            themselves.
         delay: number of steps from sending to merging; at 0 both are in the same step.
         merge: the way to merge the result into the parameters.
         stagger: whether segments are due at different steps of the period, evenly spread, the last at its end.
-        offset: number of steps by which all of them are due later, or earlier if negative.
-        buffers: whether the model's buffers (BatchNorm's statistics) stay each rank's own, or are set to their mean at
-            the end of each period, when the last segment is sent.
-        offload: whether outer parameters and their optimizer's state are in host memory, pinned for CUDA, not on the
-            model's device: their steps take copies there and back.
+        offset: number of steps by which all segments are due later, or earlier if negative.
+        buffers: whether each rank keeps its own buffers (BatchNorm's statistics), or they are averaged at the end of
+            each period, when the last segment is sent.
+        offload: whether outer parameters and their optimizer's state stay in host memory (pinned for CUDA), not on
+            the model's device; each outer step then copies there and back.
         slot: `gradients` or `parameters`; a Strategy sets it.
         index: place in the slot, from 0; the exchanges of a slot follow each other; a Strategy sets it.
     """

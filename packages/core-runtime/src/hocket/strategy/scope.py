@@ -100,11 +100,10 @@ class _Grouped(Scope):
 
     Attributes:
         size: ranks in a group, 1 or more; the last group is smaller if the ranks do not divide evenly.
-        count: number of groups, 1 or more, of sizes that differ by one at most.
+        count: number of groups, 1 or more; their sizes differ by at most one.
         by: `host`: the ranks of one host are a group.
         sharded: whether every member of a group leads a share of the segments, so that no leader's link is the
-            bottleneck: in a group of m, member number s mod m leads segment number s. All groups must be of one
-            size then.
+            bottleneck: in a group of m, member s mod m leads segment s. Groups must then have equal sizes.
 
     Raises:
         ValueError: not exactly one of `size`, `count` and `by` is given, or one is below 1.

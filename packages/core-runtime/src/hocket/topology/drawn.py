@@ -30,7 +30,7 @@ class RandomMatching(Topology):
     projection, W @ W = W. The expected W is (1/2) I + 1 / (2 (n - 1)) (J - I) for even n, J all ones.
 
     Attributes:
-        seed: of the draws, 0 to 2**64 - 1; the same on every rank.
+        seed: the seed of the draws, 0 to 2**64 - 1; the same on every rank.
 
     Raises:
         ValueError: the seed is not in its range.
@@ -75,8 +75,8 @@ class IrregularDirected(Topology):
     push-sum finds the mean. It is meant for trying that out, and has no other use.
 
     Attributes:
-        density: of the edges beside the ring's, 0 to 1.
-        seed: of the draws, 0 to 2**64 - 1; the same on every rank.
+        density: the share of possible edges, besides the ring's, 0 to 1.
+        seed: the seed of the draws, 0 to 2**64 - 1; the same on every rank.
 
     Raises:
         ValueError: density or seed is not in its range.

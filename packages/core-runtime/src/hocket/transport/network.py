@@ -46,8 +46,8 @@ class NetworkModel:
     Virtual ranks have a host each.
 
     Attributes:
-        latency_s: from the moment a byte leaves the sender's link to its arrival, in seconds; at least 0.
-        bandwidth_bits_per_s: of each host's link, in each direction, in bits a second; more than 0.
+        latency_s: seconds from the moment a byte leaves the sender's link to its arrival, at least 0.
+        bandwidth_bits_per_s: bits per second of each host's link, in each direction, more than 0.
         poll_s: cost of one call of `Request.done` for its caller, in seconds; more than 0, so that a loop that
             polls sees time pass.
 
