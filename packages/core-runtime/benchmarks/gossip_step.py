@@ -69,11 +69,22 @@ def rank() -> None:
     """Measure, as one of the ranks."""
     import torch
     import torch.distributed as dist
-    from torch import nn
 
     torch.set_num_threads(1)
     peer = hocket.join()
     init_gloo(peer)
+    seconds = measure(peer)
+    if peer.rank == 0:
+        report(peer, {name: 1e3 * s for name, s in seconds.items()})
+    dist.destroy_process_group()
+    peer.close()
+
+
+def measure(peer: Peer) -> dict[str, float]:
+    """Return each side's seconds of a step; torch.distributed is initialised."""
+    import torch
+    from torch import nn
+
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     inputs = torch.randn(BATCH, WIDTH)
@@ -109,13 +120,10 @@ def rank() -> None:
         before=lambda name: sides[name].step(),
         after=lambda name: sides[name].drain(),
     )
-    if peer.rank == 0:
-        report(peer, {name: 1e3 * s / STEPS for name, s in seconds.items()})
     check_weights(model, sides)
     for session in sessions:
         session.close()
-    dist.destroy_process_group()
-    peer.close()
+    return {name: s / STEPS for name, s in seconds.items()}
 
 
 def sgd(parameters: object) -> torch.optim.Optimizer:

@@ -1,6 +1,6 @@
 """Compressing and adding a segment of 2**24 float32 values, against what memory does: a copy, and a sum in place.
 
-    pytest packages/diloco/benchmarks
+    tools/bench -k compressors
 
 A compressor reads 64 MiB and writes little; adding a message reads little, and reads and writes 64 MiB.
 """
@@ -64,7 +64,7 @@ def one_thread() -> Any:
 
 @pytest.mark.parametrize("name", ["memory", *COMPRESSORS])
 @pytest.mark.parametrize("what", ["compress", "add"])
-def test_compressors(benchmark: Any, what: str, name: str) -> None:
+def bench_compressors(benchmark: Any, what: str, name: str) -> None:
     benchmark.group = what
     call = calls(name)[what == "add"]
     benchmark.pedantic(call, rounds=9, warmup_rounds=1)
