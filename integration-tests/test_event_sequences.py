@@ -38,8 +38,8 @@ from hocket.errors import CheckpointError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
 
-#: Without the variable: both transports, a script and a run, an end of the launcher, of a rank, and a full disk.
-SEEDS = range(int(os.environ.get("HOCKET_EVENT_SEQUENCES", "0"))) or (4, 5, 7)
+#: Without the variable: both transports, scripts and a run, ends of the launcher and of a rank, a request, a full disk.
+SEEDS = range(int(os.environ.get("HOCKET_EVENT_SEQUENCES", "0"))) or (29, 30, 78)
 HERE = Path(__file__).parent
 HOCKET = [sys.executable, "-m", "hocket"]
 #: Seconds from an event until a line says why the job ends, and until it has ended.
