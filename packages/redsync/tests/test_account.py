@@ -109,7 +109,7 @@ def test_terms_that_a_schedule_rewrites_hold_in_the_next_step(collective: Any) -
     def train(batches: Any, given: Any) -> list[torch.Tensor]:
         model = Sums()
         first, *others = model.parameters()
-        groups = [{"params": [first], "weight_decay": 0.3}, {"params": others}]
+        groups: list[dict[str, Any]] = [{"params": [first], "weight_decay": 0.3}, {"params": others}]
         optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5, weight_decay=0.1)
         with hocket.attach(model, optimizer, given):
             for step in range(8):
