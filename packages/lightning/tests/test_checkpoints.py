@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import hocket
+from hocket.session.save import saving
 
 DILOCO = (
     "diloco",
@@ -139,3 +141,67 @@ def test_a_checkpoint_that_is_written_again_has_the_newest_state(tmp_path: Path)
     on_ranks(lambda: fit(Saves(), "sgd", max_epochs=1))
     token = torch.load(tmp_path / "same.ckpt", weights_only=False)["hocket"]
     assert [each.name for each in (tmp_path / "same.ckpt.hocket").iterdir()] == [token]
+
+
+# ---- saves beside training -----------------------------------------------------------------------------------------
+
+BESIDE = {"options": {"blocking_saves": False}}
+
+
+def is_whole(folder: Path) -> bool:
+    return any(folder.glob("*/step-????????/manifest.json"))
+
+
+@pytest.mark.parametrize("strategy", [DILOCO, TOPK], ids=["outer", "residuals"])
+def test_a_run_that_saves_beside_training_is_resumed(tmp_path: Path, strategy: tuple[str, ...]) -> None:
+    def trained(folder: Path | None = None, **settings: Any) -> Tensor:
+        torch.manual_seed(77 if "ckpt" in settings else 0)
+        fit(net := Net(dropout=0.3, rate=0.01, adam=True), *strategy, folder=folder, **settings)
+        return flat(net)
+
+    expected = on_ranks(lambda: trained(max_epochs=3))
+    saved = on_ranks(lambda: trained(tmp_path, max_epochs=3, **BESIDE))
+    assert torch.equal(saved[1], expected[1])
+    resumed = on_ranks(lambda: trained(max_epochs=3, ckpt=tmp_path / "epoch=1.ckpt", **BESIDE))
+    assert torch.equal(resumed[1], expected[1])
+
+
+def test_one_checkpoint_is_whole_at_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a newer one replaces it, which a slow disk takes a while to write."""
+    write = saving.write_prepared
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(0.1)
+        return write(*given)
+
+    monkeypatch.setattr(saving, "write_prepared", slowly)
+    seen: list[int] = []
+
+    class Looks(Net):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if self.global_rank == 0 and self.current_epoch > 1:
+                seen.append(sum(is_whole(Path(f"{each}.hocket")) for each in tmp_path.glob("*.ckpt")))
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", float(self.current_epoch), sync_dist=True)
+
+    def rank() -> None:
+        best = ModelCheckpoint(tmp_path, filename="{epoch}", monitor="val", save_top_k=1, mode="max")
+        one = trainer(*DILOCO, max_epochs=5, callbacks=[best], enable_checkpointing=True, **BESIDE)
+        one.fit(Looks(), DataLoader(samples(), BATCH), DataLoader(samples(8), BATCH))
+
+    on_ranks(rank)
+    assert min(seen) >= 1
+    [file, folder] = sorted(each.name for each in tmp_path.iterdir())
+    assert folder == f"{file}.hocket"
+    assert is_whole(tmp_path / folder)
+
+
+def test_what_is_written_over_is_waited_for(tmp_path: Path) -> None:
+    class Saves(Net):
+        def on_train_epoch_end(self) -> None:
+            self.trainer.save_checkpoint(tmp_path / "same.ckpt")
+            if self.current_epoch:
+                assert is_whole(tmp_path / "same.ckpt.hocket")
+
+    on_ranks(lambda: fit(Saves(), "sgd", max_epochs=2, **BESIDE))

@@ -75,7 +75,9 @@ def drawing(batch: Any) -> dict[str, torch.Tensor]:
     return whole
 
 
-def resumed(peer: Peer, folder: str, strategy: list[str], stream: bool, stop: int) -> dict[str, Any]:
+def resumed(
+    peer: Peer, folder: str, strategy: list[str], stream: bool, stop: int, blocking: bool = True
+) -> dict[str, Any]:
     """Return the weights and logs of a whole run, and those of one that was stopped and goes on."""
     texts = Texts(44, masked=True)
     samples = Stream(texts) if stream else texts
@@ -85,7 +87,7 @@ def resumed(peer: Peer, folder: str, strategy: list[str], stream: bool, stop: in
         "save_steps": stop,
         "lr_scheduler_type": "cosine",
         "warmup_steps": 2,
-        "own": {"data_collator": drawing},
+        "own": {"data_collator": drawing, "blocking_saves": blocking},
         **({"max_steps": 5} if stream else {"num_train_epochs": 2}),
     }
     whole = trainer(Path(folder, "whole"), samples, strategy, **given)

@@ -9,8 +9,10 @@ from pathlib import Path
 import cases
 import pytest
 import tiny
+from transformers.trainer import TRAINER_STATE_NAME
 
 from hocket.testing.job import Job
+from hocket_transformers.trainer import _newest
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
@@ -62,6 +64,21 @@ def test_a_resumed_run_is_the_one_that_was_not_interrupted(
     for rank in job.run(cases.resumed, (str(tmp_path), strategy, False, stop)):
         assert rank["rest"] == rank["whole"]
         assert rank["cut"] != rank["whole"]
+
+
+def test_a_run_that_saves_beside_training_is_resumed(job: Job, tmp_path: Path) -> None:
+    for rank in job.run(cases.resumed, (str(tmp_path), ["diloco", "parameters.0.every=3"], False, 2, False)):
+        assert rank["rest"] == rank["whole"]
+        assert rank["cut"] != rank["whole"]
+
+
+def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+    for step, name in ((2, "step-00000002"), (4, "step-00000004-abc.unfinished")):
+        held = tmp_path / f"checkpoint-{step}" / "hocket" / name
+        held.mkdir(parents=True)
+        (held / "manifest.json").touch()
+        (tmp_path / f"checkpoint-{step}" / TRAINER_STATE_NAME).touch()
+    assert _newest(str(tmp_path)) == str(tmp_path / "checkpoint-2")
 
 
 def test_a_stream_is_resumed(job: Job, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
     """The exchange of a Hocket strategy between the ranks of a Trainer.
 
     Args:
-        strategy, overrides, options: as `HocketStrategy`'s.
+        strategy, overrides, blocking_saves, options: as `HocketStrategy`'s.
 
     Attributes:
         session: Hocket's session while the model trains; else None.
@@ -41,9 +41,12 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
 
     strategy_name = "hocket"
 
-    def __init__(self, strategy: str, *overrides: str, **options: Any) -> None:
+    def __init__(self, strategy: str, *overrides: str, blocking_saves: bool = True, **options: Any) -> None:
         super().__init__()
         self._join(strategy, overrides, options)
+        self._blocking_saves = blocking_saves
+        #: Checkpoints that go once the one which is being written is complete.
+        self._replaced: list[Any] = []
         self._open = ExitStack()
         #: Holds the replicas' mean in the model, during validation.
         self._mean = ExitStack()
@@ -161,15 +164,32 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         token = ""
         if self.session is not None and "optimizer_states" in checkpoint and beside is not None:
             self.on_validation_end()  # a checkpoint has every rank's own replica, too
-            token = checkpoint["hocket"] = self.broadcast(secrets.token_hex(4))
-            self.session.save(beside / token, precision=self.precision_plugin)
+            # What is written over is no way back from a kill.
+            blocking = self._blocking_saves or Path(filepath).exists()
+            token, blocking = self.broadcast((secrets.token_hex(4), blocking))
+            checkpoint["hocket"] = token
+            self.session.save(beside / token, blocking=blocking, precision=self.precision_plugin)
+            self._remove_replaced(filepath)
         super().save_checkpoint(checkpoint, filepath, storage_options)
         if token and beside is not None and self.is_global_zero:
             for old in (each for each in beside.iterdir() if each.name != token):
                 shutil.rmtree(old, ignore_errors=True)
 
     def remove_checkpoint(self, filepath: Any) -> None:
-        """Remove a checkpoint, and what lies beside it, on rank 0."""
+        """Remove a checkpoint, and what lies beside it, on rank 0; once a newer one is complete."""
+        if self.session is not None and not self._blocking_saves:
+            self._replaced.append(filepath)
+        else:
+            self._remove(filepath)
+
+    def _remove_replaced(self, written: Any = None) -> None:
+        """Remove the checkpoints that newer ones have replaced, but for one that is written again."""
+        replaced, self._replaced = self._replaced, []
+        for filepath in replaced:
+            if filepath != written:
+                self._remove(filepath)
+
+    def _remove(self, filepath: Any) -> None:
         super().remove_checkpoint(filepath)
         beside = _beside(filepath)
         if self.is_global_zero and beside is not None:
@@ -200,6 +220,7 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
     def on_exception(self, exception: BaseException) -> None:
         """Leave the session, and say why to the ranks that are still in it."""
         self.session = None
+        self._replaced.clear()  # the newest may not be complete
         self.on_validation_end()
         self._open.__exit__(type(exception), exception, exception.__traceback__)
 
@@ -210,6 +231,7 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
             self.session.consensus()
             self.session = None
             self._open.close()
+        self._remove_replaced()
         for metric, exchange, available in self._metrics:
             metric.dist_sync_fn, metric.distributed_available_fn = exchange, available
         self._metrics.clear()

@@ -56,6 +56,8 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         args, kwargs: as of the Trainer after it.
         hocket: the strategy: a recipe, a recipe and overrides, or any argument of `hocket.compose`.
         hocket_options: keyword arguments of `hocket.attach`.
+        blocking_saves: whether training waits until the state of the ranks in a checkpoint is written; else, as for
+            `session.save`, a thread writes a copy in host memory. With save_total_limit=1 training waits all the same.
 
     Attributes:
         session: the session that trains; None before and after `train`.
@@ -71,12 +73,14 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         *args: Any,
         hocket: core.Strategy | str | os.PathLike[str] | Mapping[str, Any] | Sequence[str],
         hocket_options: Mapping[str, Any] | None = None,
+        blocking_saves: bool = True,
         **kwargs: Any,
     ) -> None:
         composed = isinstance(hocket, core.Strategy)
         given = hocket if isinstance(hocket, list | tuple) else (hocket,)
         self.strategy: core.Strategy = hocket if composed else core.compose(*given)  # type: ignore[assignment]
         self._options = dict(hocket_options or {})
+        self._blocking_saves = blocking_saves
         super().__init__(*args, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -237,7 +241,9 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         if self.session is None:
             super()._save_optimizer_and_scheduler(output_dir)
         else:
-            self.session.save(Path(output_dir, _FOLDER), keep=1, **self._saved())
+            # Trainer removes all but the newest then, which a kill would leave incomplete.
+            blocking = self._blocking_saves or self.args.save_total_limit == 1
+            self.session.save(Path(output_dir, _FOLDER), keep=1, blocking=blocking, **self._saved())
 
     def _save_scaler(self, output_dir: str) -> None:
         if self.session is None:
@@ -267,6 +273,15 @@ def _as_it_is(batch: Any) -> Any:
 def _newest(folder: str | None) -> str | bool:
     """Return the newest checkpoint that was not cut off; True, for Trainer to say so, where there is none."""
     found = [path.parent for path in Path(folder or "").glob(f"checkpoint-*/{TRAINER_STATE_NAME}")]
-    numbered = [path for path in found if path.name.removeprefix("checkpoint-").isdigit()]
+    numbered = [
+        path
+        for path in found
+        if path.name.removeprefix("checkpoint-").isdigit() and not _was_cut_off(path / _FOLDER)
+    ]
     newest = max(numbered, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None)
     return True if newest is None else str(newest)
+
+
+def _was_cut_off(folder: Path) -> bool:
+    """Return whether a session was still saving into a folder when its process ended."""
+    return folder.is_dir() and not any(folder.glob("step-????????/manifest.json"))
