@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -27,14 +28,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train by each of the scripts on two ranks."""
     folder = tmp_path_factory.mktemp("plain")
     job = subprocess.run(
-        [sys.executable, str(RANKS), str(folder), "plain", "2", *NAMES],
+        [sys.executable, str(RANKS)],
+        input=json.dumps([str(folder), "plain", 2, NAMES]) + "\n",
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
     )
-    assert job.returncode == 0, job.stdout + job.stderr
+    assert job.stdout.split() == ["0"], job.stdout + job.stderr
     return folder
 
 
