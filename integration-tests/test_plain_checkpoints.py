@@ -66,7 +66,7 @@ def test_a_session_begins_with_it(name: str, written: Path) -> None:
         state = {"model": model.state_dict()}
         load(state, checkpoint_id=written / name, no_dist=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with hocket.attach(model, optimizer, "dpsgd") as session, session.consensus():
+        with hocket.attach(model, optimizer, "sgd") as session, session.consensus():
             return {each: value.clone() for each, value in model.state_dict().items()}
 
     for begun in hocket.virtual(3).run(on_rank):
