@@ -136,5 +136,5 @@ def unpack(message: bytes) -> Any:
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise UserError(f"{name} is no dtype of this torch")
+        raise UserError(f"this version of torch has no dtype {name}")
     return dtype

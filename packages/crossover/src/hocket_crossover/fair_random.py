@@ -137,8 +137,7 @@ def _checked(roulette: object) -> Table:
         raise ValueError("roulette has a weight on its diagonal, and no rank hears from itself")
     if not _permits_permutation(weights > 0):
         raise ValueError(
-            "roulette leaves somebody without a partner whatever is drawn: there is no permutation of the ranks in "
-            "which every weight is more than 0"
+            "roulette always leaves a rank without a partner: no permutation of the ranks has only weights above 0"
         )
     return tuple(tuple(map(float, row)) for row in weights)
 

@@ -53,10 +53,7 @@ class Dct(Wrapper):
         if self.tile < 1:
             raise ValueError(f"tile must be 1 or more, not {self.tile}")
         if self.compressor.traits.answers:
-            raise ValueError(
-                "compressor answers to the sum of its messages, and finds directions of values by itself: use it "
-                "without dct"
-            )
+            raise ValueError("the compressor finds directions of values itself: use it without dct")
         chosen_of = getattr(_innermost(self.compressor), "tile", 0)
         if chosen_of not in (0, self.tile):
             raise ValueError(

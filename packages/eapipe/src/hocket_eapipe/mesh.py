@@ -28,8 +28,8 @@ class Mesh:
     def __post_init__(self) -> None:
         if self.processes > self.stages:
             raise ValueError(
-                f"stages: {self.stages} stages are too few for {self.processes} ranks in a pipeline; each holds one or "
-                f"more: use {self.processes} stages or more, more pipelines, or fewer ranks"
+                f"stages: {self.stages} stages are too few for {self.processes} ranks in a pipeline, because each "
+                f"rank needs a stage: use {self.processes} stages or more, more pipelines, or fewer ranks"
             )
 
     @classmethod

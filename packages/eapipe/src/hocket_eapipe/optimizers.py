@@ -63,7 +63,7 @@ def _copied(optimizer: torch.optim.Optimizer, groups: list[plain.Tree]) -> torch
     """Return an optimizer of the same class over other groups, without state and hooks."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise AttachError(
-            "LBFGS evaluates the loss several times in a step, which a pipeline cannot offer it"
+            "LBFGS evaluates the loss several times in a step, which a pipeline cannot do: use another optimizer"
         )
     # torch's optimizers pickle defaults, groups and state; hooks are left out.
     made = copy.copy(optimizer)

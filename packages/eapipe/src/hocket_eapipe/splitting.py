@@ -151,7 +151,7 @@ def _starts(cuts: Sequence[str], names: Sequence[str], num_stages: int) -> list[
     for cut in cuts:
         begins = [place for place, name in enumerate(names) if name == cut or name.startswith(f"{cut}.")]
         if not begins:
-            raise AttachError(f"cuts: {cut!r} is no layer of the model.{suggest(cut, names)}")
+            raise AttachError(f"cuts: {cut!r} is not a layer of the model.{suggest(cut, names)}")
         starts.append(begins[0])
     if sorted(set(starts)) != starts or (starts and starts[0] == 0):
         raise AttachError(
@@ -172,8 +172,8 @@ def _check_disjoint(model: nn.Module, stages: Sequence[nn.Module]) -> None:
             first = owners.setdefault(id(tensor), number)
             if first != number:
                 raise AttachError(
-                    f"{names[id(tensor)]} belongs to stages {first} and {number} (weights that are tied?), and a stage "
-                    "has its own: untie it, or let cuts leave all that use it in one stage"
+                    f"{names[id(tensor)]} belongs to stages {first} and {number} (tied weights?), but stages cannot "
+                    "share weights: untie it, or choose cuts that keep all its users in one stage"
                 )
 
 

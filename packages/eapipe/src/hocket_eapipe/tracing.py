@@ -34,15 +34,15 @@ class Traced:
             graph = fx.Tracer().trace(model)
         except Exception as error:
             raise AttachError(
-                f"{type(model).__name__} is no nn.Sequential, and torch.fx cannot trace it ({error}): {advice}"
+                f"{type(model).__name__} is not an nn.Sequential, and torch.fx cannot trace it ({error}): {advice}"
             ) from error
         self._model = model
         nodes = list(graph.nodes)
         inputs = [node for node in nodes if node.op == "placeholder" and node.users]
         if len(inputs) != 1:
             raise AttachError(
-                f"{type(model).__name__} has {len(inputs)} inputs, and a stage passes one value on: {advice}, and give "
-                "several tensors as a tuple"
+                f"{type(model).__name__} has {len(inputs)} inputs, but a stage passes on one value: {advice}, and "
+                "give several tensors as a tuple"
             )
         self._input = inputs[0]
         # Parameters are read where they are used first, so a stage reads only its own.

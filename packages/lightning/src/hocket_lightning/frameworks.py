@@ -33,5 +33,5 @@ def lightning(module: str) -> Any:
             if error.name not in (name, name.partition(".")[0]):
                 raise
     raise UserError(
-        f"hocket-lightning needs {' or '.join(names)}, and neither is installed: pip install lightning"
+        f"hocket-lightning needs {' or '.join(names)}, but neither is installed: pip install lightning"
     )

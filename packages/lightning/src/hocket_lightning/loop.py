@@ -57,7 +57,7 @@ class FabricStrategy(RanksOfStrategy, lightning("fabric.strategies").ParallelStr
             UserError: always.
         """
         raise UserError(
-            "HocketStrategy attaches a model together with its optimizers: fabric.setup(model, optimizer)"
+            "HocketStrategy attaches a model together with its optimizers: call fabric.setup(model, optimizer)"
         )
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[None]:

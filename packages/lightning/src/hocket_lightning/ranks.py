@@ -111,7 +111,7 @@ class RanksOfStrategy:
             return
         asks = f"devices={devices}, num_nodes={self.num_nodes} ask for {asked} ranks"
         if size > 1:
-            raise UserError(f"{asks}, and {size} were started: leave both out, or let them give {size}")
+            raise UserError(f"{asks}, but {size} were started: leave both out, or let them give {size}")
         raise UserError(
             f"{asks}, and HocketStrategy starts none: `hocket launch -n {asked} {os.path.basename(sys.argv[0])}` does, "
             "and so do torchrun, srun and mpiexec; devices=1 trains alone"

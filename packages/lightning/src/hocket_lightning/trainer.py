@@ -127,8 +127,8 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
             mark = None
         if set(self.gathered(mark, "first batch")) == {mark} != {None} and self._peer.rank == 0:
             _log.warning(
-                "all %d ranks train on the same batches: have the dataset give each rank its share, "
-                "trainer.global_rank of trainer.world_size, or make the loader by hocket.loader(..., split=...)",
+                "all %d ranks train on the same batches: let the dataset give each rank its share, "
+                "trainer.global_rank of trainer.world_size, or create the loader by hocket.loader(..., split=...)",
                 self._peer.size,
             )
 

@@ -60,10 +60,10 @@ def read_verses(path: str) -> bytes:
         data = place.read_bytes()
     except OSError as error:
         raise UserError(
-            f"task.file: {path} cannot be read: {error.strerror}. Install it with `apt install bible-kjv-text`, or set "
-            "task.file to that package's bible.data, to a plain text, such as "
-            "https://www.gutenberg.org/ebooks/10.txt.utf-8, or to a folder to which save_to_disk of the library "
-            "datasets has written a column `text`"
+            f"task.file: {path} cannot be read: {error.strerror}. Install it with `apt install bible-kjv-text`, or "
+            "set task.file to that package's bible.data, to a plain text, such as "
+            "https://www.gutenberg.org/ebooks/10.txt.utf-8, or to a folder written by save_to_disk of the library "
+            "datasets, with a column `text`"
         ) from error
     if b"\0" not in data:
         try:

@@ -35,7 +35,7 @@ def columns_of(folder: Path, key: str, split: str | None, names: tuple[str, ...]
         from datasets import DatasetDict, load_from_disk
     except ImportError as error:
         raise UserError(
-            f"{key}: {folder} was written by the library datasets, which does not import here ({error}): "
+            f"{key}: {folder} was written by the library datasets, which cannot be imported here ({error}): "
             f"{how_to_install('hocket-tasks', 'datasets')}"
         ) from error
     try:

@@ -257,8 +257,8 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
             self._samples.resumed = True
         else:
             raise UserError(
-                f"{checkpoint} has no folder {_FOLDER}, as Trainer saved it without Hocket, or with save_only_model: "
-                "begin from its weights, from_pretrained(...), without resume_from_checkpoint"
+                f"{checkpoint} has no folder {_FOLDER}, because Trainer saved it without Hocket, or with "
+                "save_only_model: load its weights by from_pretrained(...), without resume_from_checkpoint"
             )
 
     def _load_rng_state(self, checkpoint: str | None) -> None:

@@ -278,7 +278,7 @@ class StateFile:
         if found != expected:
             raise DamagedError(
                 f"{self.path} does not hold what was written (checksum {found:08x}, expected {expected:08x}): a disk "
-                "or a copy has changed some of this rank's state"
+                "or a copy has changed part of this rank's state"
             )
 
     def structure(self, section: str) -> object:

@@ -139,8 +139,8 @@ def _refuse_others(folder: Path, step: int, last: Path | None) -> None:
     newest = there[-1]
     if order(newest)[0] > step:
         raise CheckpointError(
-            f"{folder} holds {newest.name}, which is later than step {step}: it is of another run, or this one went "
-            "back to an earlier checkpoint. Remove the later ones, or save to another folder"
+            f"{folder} holds {newest.name}, which is later than step {step}: another run saved it, or this run went "
+            "back to an earlier checkpoint. Remove the later checkpoints, or save to another folder"
         )
     if last is not None and last.parent.resolve() == folder.resolve() and order(newest) > order(last):
         raise CheckpointError(
@@ -205,7 +205,7 @@ def keep_newest(folder: Path, count: int, run: str) -> None:
         shutil.rmtree(going)
     if kept:
         _log.warning(
-            "%s: %s not removed: there are others' files in it, or its manifest is damaged",
+            "%s: %s was not removed: it holds files that Hocket did not write, or its manifest is damaged",
             folder,
             some(kept),
         )

@@ -170,7 +170,7 @@ def _form(name: str, part: Any) -> Tensor:
     """Return an empty tensor of the dtype and shape of a tensor in a file."""
     code = part.get_dtype()
     if code not in _DTYPES:
-        raise CheckpointError(f"{name} is of {code}, which torch does not know")
+        raise CheckpointError(f"{name} has dtype {code}, which torch does not know")
     return torch.empty(part.get_shape(), dtype=_DTYPES[code], device="meta")
 
 

@@ -42,8 +42,8 @@ def join_parts(
         kind = getattr(kind, each, None)
     if not (isinstance(kind, type) and issubclass(kind, Tensor) and hasattr(kind, "__tensor_unflatten__")):
         raise CheckpointError(
-            f"{module}.{name}, a kind of tensor that was saved, is not imported here: import {module} before the "
-            "checkpoint is loaded"
+            f"the checkpoint holds tensors of class {module}.{name}, which is not imported: import {module} before "
+            "you load it"
         )
     joined: Tensor = kind.__tensor_unflatten__(dict(parts), context, shape, stride)
     return joined

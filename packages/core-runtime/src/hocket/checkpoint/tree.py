@@ -173,7 +173,7 @@ def _exactly(kind: str, content: Any, tensor: Callable[[str], Tensor]) -> Any:
         case "named":
             module, name, items = content
             return _named(module, name)(*unflatten(items, tensor))
-    raise CheckpointError(f"{kind!r} is no kind of value that this version of Hocket reads")
+    raise CheckpointError(f"this version of Hocket cannot read values of kind {kind!r}")
 
 
 class _Flattener:
@@ -267,7 +267,7 @@ class _Flattener:
         value = value.detach()
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise CheckpointError(
-                f"{path} is a {value.layout} tensor on {value.device}: only strided ones with values can be saved"
+                f"{path} is a {value.layout} tensor on {value.device}: only strided tensors with values can be saved"
             )
         kind = "complex" if value.is_complex() else "tensor"
         if value.is_complex():
@@ -283,7 +283,7 @@ class _Flattener:
             return {"array": self._name(torch.from_numpy(np.array(value, order="C")), path)}
         except (TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{path} is an array of {value.dtype}, which torch does not know"
+                f"{path} is an array of dtype {value.dtype}, which torch does not know"
             ) from error
 
     def _name(self, value: Tensor, path: str) -> str:
@@ -326,8 +326,8 @@ class _ExactFlattener(_Flattener):
     def _tensor(self, value: Tensor, path: str) -> dict[str, JSON]:
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise UserError(
-                f"{path or 'the value'} is a {value.layout} tensor on {value.device}: only strided ones with values "
-                "travel between ranks"
+                f"{path or 'the value'} is a {value.layout} tensor on {value.device}: ranks can send each other only "
+                "strided tensors with values"
             )
         return {"tensor": self._name(value, path)}
 

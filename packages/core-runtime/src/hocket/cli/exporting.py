@@ -120,7 +120,7 @@ def _model(folder: Path, name: str | None) -> nn.Module:
         )
     else:
         raise UserError(
-            f"--format hf needs the model, and {folder} is no run's: name a function that returns it, "
+            f"--format hf needs the model, and {folder} is not a run's folder: name a function that returns it, "
             "--model module:function"
         )
     if not (isinstance(model, nn.Module) and hasattr(model, "save_pretrained")):

@@ -130,7 +130,7 @@ def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
     if differing:
         keys = some([f"{key} is {was}, and {asked} is asked for" for key, was, asked in differing])
         raise UserError(
-            f"{path}: {keys}: a resumed run keeps its settings, except for its length, its ranks and what it reports"
+            f"{path}: {keys}: a resumed run keeps its settings; only its length, its ranks and its reports may change"
         )
     return run
 

@@ -103,6 +103,6 @@ def _program(script: str, module: bool) -> list[str]:
         return [sys.executable, script]
     if shutil.which(script) is None:
         raise UserError(
-            f"there is no program {script}; a Python script's name ends in .py, and a module follows -m"
+            f"there is no program {script}; give a script whose name ends in .py, or a module after -m"
         )
     return [script]

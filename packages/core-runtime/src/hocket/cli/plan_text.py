@@ -78,14 +78,14 @@ def assumptions(run: RunConfig, placement: Placement, plan: Plan) -> Iterator[st
     )
     yield (
         f"Time: for a latency of {format_seconds(run.network.latency_s)} and {speed} (network.latency_s, "
-        "network.bandwidth_bits_per_s), without other traffic, one segment after the other. Time that an overlap "
-        "hides is not subtracted."
+        "network.bandwidth_bits_per_s), one segment after the other, without other traffic. Overlap does not "
+        "shorten it."
     )
     yield (
         "Memory: send and receive buffers, in multiples of the trainable parameters' size. Parameters "
         + ("stay where they are. " if plan.sharded else "move into flat memory of the same size. ")
-        + "Where gradients are exchanged, .grad is a view of the receive buffer and needs no memory of its own. "
-        "Optimizer and activations are not counted."
+        + "If gradients are exchanged, .grad is a view of the receive buffer and needs no extra memory. Optimizer "
+        "and activations are not counted."
     )
     if run.island.ranks > 1:
         yield islands_of(run.island)
@@ -93,8 +93,8 @@ def assumptions(run: RunConfig, placement: Placement, plan: Plan) -> Iterator[st
         yield HOSTS
     if plan.strategy.samples is not None:
         yield (
-            f"Samples travel, too, by {title(plan.strategy.samples)}. Their size is not known here, so they are not "
-            "counted."
+            f"Ranks also send each other samples ({title(plan.strategy.samples)}). Their size is not known here, so "
+            "it is not counted."
         )
     if run.delays is not None:
         yield _delays(run.delays, run, plan.ranks * run.island.ranks)
@@ -120,8 +120,8 @@ def _of_exchange(planned: ExchangePlan, plan: Plan, run: RunConfig) -> Iterator[
     if exchange.outer is not None:
         mean = "the mean of " if exchange.collective.traits.ends is Ends.OWN else ""
         yield (
-            f"{exchange.name}: consensus and evaluation use {mean}the outer parameters, which contain the ranks' "
-            "training up to the last time it was sent."
+            f"{exchange.name}: consensus and evaluation use {mean}the outer parameters, which contain the training "
+            "up to the last exchange."
         )
         if plan.num_buffers and exchange.buffers is Buffers.OWN:
             yield (

@@ -37,8 +37,8 @@ def planned_run(
         return run, Placement.on_one_host(run.replicas(run.ranks))
     if build_engine(run).data_size(run.ranks) != run.ranks:
         raise UserError(
-            f"--hosts: engine {run.engine.name} divides the model over ranks, and hosts are not planned for such "
-            "engines: leave it out"
+            f"--hosts: engine {run.engine.name} divides the model over ranks, and `hocket plan` has no hosts for "
+            "such engines: leave --hosts out"
         )
     return run, placed(run, [host.ranks for host in shared])
 

@@ -62,8 +62,8 @@ def plan_several(
     print()
     say(
         [
-            "Sent: by a rank on average. Time: from network.latency_s and network.bandwidth_bits_per_s; time that an "
-            "overlap hides is not subtracted. Memory: buffers, in multiples of the parameters' size. `hocket plan "
+            "Sent: bytes of a rank on average. Time: from network.latency_s and network.bandwidth_bits_per_s; "
+            "overlap does not shorten it. Memory: buffers, in multiples of the parameters' size. `hocket plan "
             "RECIPE` shows the exchanges of one strategy.",
             *([HOSTS] if len(set(placement.hosts)) > 1 else []),
         ]

@@ -97,7 +97,7 @@ class Asked:
                 registry.recipe_file(target)
             except ConfigError as error:
                 raise UserError(
-                    f"{target}: neither a YAML file nor the folder of a run ({CONFIG} is missing), and {error}"
+                    f"{target} is neither a YAML file nor the folder of a run ({CONFIG} is missing), and {error}"
                 ) from error
         self.of_strategy = [each for each in overrides if parse_override(each).keys[0] in _STRATEGY_KEYS]
         self.of_run = [each for each in overrides if each not in self.of_strategy]
@@ -180,11 +180,11 @@ class Asked:
         needed = about.optimizer.class_name
         if needed not in (*_USUAL, self.base.optimizer.class_name):
             if not self.everything:
-                raise UserError(f"it needs another optimizer: --optimizer {needed}")
+                raise UserError(f"it needs another optimizer: give --optimizer {needed}")
             about = replace(about, loss_percent=None, accuracy_points=None)
         for advised in self._advised(name, about.measured_with, situation, about):
             if idle := situation.idle(advised.strategy):
-                raise UserError(f"no two ranks take part in {idle}, without which it is a simpler strategy")
+                raise UserError(f"no two ranks take part in {idle}, so it would be a simpler strategy")
             yield advised
 
     def _advised(
@@ -202,7 +202,7 @@ class Asked:
         run = self._run(target, overrides)
         [*_, last] = (each for each in run.strategy.in_phases if each.step < (run.steps or math.inf))
         if run.engine != self.base.engine:
-            raise UserError(f"engine {run.engine.name} is not compared here: `hocket plan` plans it")
+            raise UserError(f"engine {run.engine.name} is not compared here: use `hocket plan`")
         if not last.strategy.exchanges:
             return
         check_run(replace(run, strategy=last.strategy))
@@ -237,7 +237,7 @@ def _measured_step_s(base: RunConfig) -> float:
         command = [*own_python(), "-m", "hocket", "run", str(file), "-q", "-n", "1", "--out", str(out)]
         process = subprocess.run(command, check=False, capture_output=True, text=True)
         if process.returncode:
-            raise UserError(f"--measure: a step cannot be measured: {process.stderr.strip()}")
+            raise UserError(f"--measure: the step could not be measured: {process.stderr.strip()}")
         rows = read_rows(out / METRICS)
     return float(median(later["seconds"] - before["seconds"] for before, later in pairwise(rows)))
 

@@ -118,8 +118,8 @@ def carry_out_in(
     """
     if (folder / CONFIG).exists():
         raise UserError(
-            f"--out {folder} is the folder of a run, so `hocket compare {folder}` would not find a sweep's runs in it: "
-            "name another folder"
+            f"--out {folder} is the folder of a run, where `hocket compare {folder}` would not find a sweep: name "
+            "another folder"
         )
     names = [run.folder.name for run in runs if run.folder.is_file()]
     refuse_foreign(folder, (STARTS, PAGE, *names), "--out")
@@ -209,8 +209,8 @@ class _RunOfFile(SweepRun):
         changed = changed_modules(asked, self.folder)
         if changed:
             raise UserError(
-                f"{self.folder} holds a run with other code: {some(changed)} changed since, and {self.folder} keeps "
-                "the earlier version. Name another folder with --out, restore the earlier code, or remove that folder"
+                f"{self.folder} holds a run with other code: {some(changed)} changed since then. Name another folder "
+                f"with --out, restore the earlier code (a copy is in {self.folder}), or remove that folder"
             )
 
     def prepare(self) -> tuple[list[str], dict[str, str]]:

@@ -152,7 +152,7 @@ class State:
         shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
         given = {name: tuple(tensor.shape) for name, tensor in saved.items()}
         if given != shapes:
-            raise ValueError(f"the saved state holds {given}, and this compressor needs {shapes}")
+            raise ValueError(f"the saved state holds {given}, but this compressor needs {shapes}")
         for name, tensor in own.items():
             tensor.copy_(saved[name])
 

@@ -46,7 +46,7 @@ def ddp_comm_hook(compressor: Compressor, group: dist.ProcessGroup | None = None
         )
     if compressor.traits.answers:
         raise ValueError(
-            "the compressor sends a second message that depends on the sum of the first, and this hook sends only "
+            "the compressor sends a second message that depends on the sum of the first, but this hook sends only "
             "one: use hocket.attach, or torch's own powerSGD_hook"
         )
     terms = compressor.traits.applies_optimizer_terms

@@ -91,8 +91,8 @@ def unpack_sparse(message: Message) -> SparseValues:
     needed = sparse_bytes(message.segment, max(count, 0))
     if count < 0 or len(message.payload) < needed:
         raise ValueError(
-            f"a message of {len(message.payload)} bytes for {message.segment.name} says that it holds {count} "
-            f"elements, which take {needed}"
+            f"a message of {len(message.payload)} bytes for {message.segment.name} claims to hold {count} elements, "
+            f"which need {needed} bytes"
         )
     return _parts(message.payload, message.segment, count)
 

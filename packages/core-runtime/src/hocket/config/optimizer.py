@@ -59,7 +59,9 @@ def build_optimizer(reference: Reference, params: Iterable[Tensor] | Iterable[Tr
     optimizer = _find(reference)
     if _REST in reference.arguments:
         place = reference.where.child(_REST)
-        raise place.error("one optimizer is wanted here: a pipeline's stages have one, and so has rest")
+        raise place.error(
+            "rest is not allowed here: rest itself, and the stages of a pipeline, have a single optimizer"
+        )
     given = reference.check_arguments(optimizer, _LEFT_OUT)
     try:
         built: Optimizer = optimizer(params, **given)

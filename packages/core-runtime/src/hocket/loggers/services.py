@@ -169,7 +169,9 @@ def _read_note(note: Path) -> Tree:
             return dict(noted)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         pass
-    _log.warning("%s is damaged: a new run of wandb begins; it is kept as %s", note, set_aside(note).name)
+    _log.warning(
+        "%s is damaged: wandb starts a new run; the damaged file is kept as %s", note, set_aside(note).name
+    )
     return {}
 
 

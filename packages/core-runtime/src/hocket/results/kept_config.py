@@ -46,11 +46,11 @@ def read_config(path: Path) -> Tree:
         raise ConfigError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from error
     if text.rstrip().rpartition("\n")[2] != _END:
         raise ConfigError(
-            f"{path}: ends early: its last line is not `{_END}`. Put the file back; if it is complete, and of an "
+            f"{path}: ends early: its last line is not `{_END}`. Restore the file. If it is complete, from an "
             "earlier version of Hocket, add that line"
         )
     if not isinstance(config, dict):
-        raise ConfigError(f"{path}: damaged: it is no mapping")
+        raise ConfigError(f"{path}: damaged: it is not a mapping")
     for key, kind in _NEEDED.items():
         if key not in config or not isinstance(config[key], kind):
             raise ConfigError(

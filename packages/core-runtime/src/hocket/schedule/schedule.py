@@ -76,7 +76,7 @@ class Schedule:
                     f"{name!r}, named as last or trigger, does not exist.{suggest(name, names)}"
                 )
         if not self.last:
-            raise ScheduleError("no operation is named as last: an execution would never end")
+            raise ScheduleError("no operation is named as last, so an execution would never end")
 
     def _check_order(self) -> None:
         graph = {operation.name: operation.after for operation in self.operations}

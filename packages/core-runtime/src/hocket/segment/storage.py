@@ -221,8 +221,8 @@ class ParameterStorage:
         """Refuse modules and parameters that were replaced, added or removed."""
         for name, child, now in _differing(self._children_then, _entries(self._children)):
             raise ReplacedError(
-                f"module {name} was {_what_became(child, now)} after attach: its parameters are not carried. "
-                "Close the session, and attach again with an optimizer over the new ones"
+                f"module {name} was {_what_became(child, now)} after attach, so the session does not exchange its "
+                "parameters. Close the session, and attach again with an optimizer over the new parameters"
             )
         for name, parameter, now in _differing(self._parameters_then, _entries(self._owners)):
             if name not in self.parameters and (now is None or not now.requires_grad):
@@ -235,7 +235,7 @@ class ParameterStorage:
                 )
             raise ReplacedError(
                 f"parameter {name} was {_what_became(parameter, now)} after attach, but the session still holds the "
-                "earlier ones. Close the session and attach again"
+                "earlier parameters. Close the session and attach again"
             )
 
     def _check_memory(self) -> None:

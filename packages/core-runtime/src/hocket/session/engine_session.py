@@ -155,7 +155,7 @@ class EngineSession(ABC):
             HocketError: the engine steps parts of the model by itself.
         """
         raise HocketError(
-            "session.clip_grad_norm_ finds no gradients, as the engine steps the model's parts by itself: set the "
+            "session.clip_grad_norm_ finds no gradients, because the engine steps the model's parts itself: set the "
             "engine's clip_grad_norm"
         )
 

@@ -224,8 +224,8 @@ def _islands_in(gathered: Sequence[tuple[int, int, list[int], list[int]]]) -> li
     )
     if len(rank_of) < len(gathered) or any(-1 in ranks for ranks in islands):
         raise AttachError(
-            "torch.distributed does not number the same ranks as this session: start all islands as one job, with one "
-            "init_process_group over all ranks, or each as a job of its own (HOCKET_ISLAND, docs/islands.md)"
+            "the ranks of torch.distributed are not those of this session: start all islands as one job, with one "
+            "init_process_group over all ranks, or each island as its own job (HOCKET_ISLAND, docs/islands.md)"
         )
     if len({str(shape) for *_, shape in gathered}) > 1:
         raise AttachError(

@@ -98,9 +98,9 @@ def check_gradients(model: nn.Module, strategy: Strategy) -> None:
         wanted = getattr(parameter, "grad_dtype", None)
         if parameter.requires_grad and wanted not in (None, parameter.dtype):
             raise AttachError(
-                f"parameter {name} is {parameter.dtype} with grad_dtype {wanted}, and gradients that are "
-                "exchanged come back in the parameter's dtype: leave grad_dtype as it is, or keep the parameter in "
-                "that dtype under torch.autocast"
+                f"parameter {name} is {parameter.dtype} with grad_dtype {wanted}, but exchanged gradients come back "
+                "in the parameter's dtype: do not set grad_dtype, or keep the parameter in that dtype under "
+                "torch.autocast"
             )
 
 
@@ -118,7 +118,7 @@ def check_lanes(lanes: str, model: nn.Module, strategy: Strategy, *, whole: bool
         return
     if not whole:
         raise AttachError(
-            f"lanes={lanes!r} carries whole models, and this engine's ranks hold parts: use lanes='host'"
+            f"lanes={lanes!r} needs whole models, but this engine's ranks hold parts: use lanes='host'"
         )
     carried = next(kind for kind, backend in BACKENDS.items() if backend.name == lanes)
     devices = {p.device for p in model.parameters() if p.requires_grad}
@@ -168,7 +168,7 @@ def refuse_closure(optimizer: torch.optim.Optimizer, strategy: Strategy, *, shar
     for exchange in (exchange for exchange in exchanges if exchange.carries_weight):
         raise AttachError(
             f"{strategy.name or 'the strategy'}: {exchange.name} is push-sum, and {type(optimizer).__name__} steps "
-            "with a closure, which would compute with weighted parameters. Use an optimizer that steps without one, or "
+            "with a closure, which would see weighted parameters. Use an optimizer that steps without a closure, or "
             "a topology whose weights stay 1 (ring, exponential, random_matching)"
         )
 
@@ -195,7 +195,7 @@ def _check_modules(model: nn.Module) -> None:
         )  # FSDP's hooks are outside of compiled layers
         if compiled or _is_a(module, "torch._dynamo.eval_frame", "OptimizedModule"):
             raise AttachError(
-                f"{what} is compiled already, and compiled code ignores hooks that are set later: attach the plain "
+                f"{what} is already compiled, and compiled code ignores hooks that are added later: attach the plain "
                 "model first, then torch.compile it"
             )
         if isinstance(module, nn.DataParallel) and len(getattr(module, "device_ids", ())) > 1:
@@ -210,7 +210,8 @@ def _check_modules(model: nn.Module) -> None:
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise AttachError(
-                f"{what} is an embedding with sparse gradients, which lie in no flat buffer: build it with sparse=False"
+                f"{what} is an embedding with sparse gradients, which do not fit into flat buffers: build it with "
+                "sparse=False"
             )
 
 
@@ -251,7 +252,7 @@ def _check_buffer(name: str, buffer: Tensor) -> None:
     if buffer.is_nested or buffer.layout != torch.strided or buffer.is_quantized or buffer.is_conj():
         raise AttachError(
             f"buffer {name} is {_layout(buffer)}, which cannot be sent from rank to rank: keep a dense tensor there "
-            "(to_dense(), resolve_conj()), or an attribute that is no buffer"
+            "(to_dense(), resolve_conj()), or use an attribute that is not a buffer"
         )
     if buffer.is_meta:
         raise AttachError(
@@ -290,8 +291,8 @@ def _check_memory(named: Mapping[str, Tensor]) -> None:
     for where, start, stop, name, requires_grad in ranges:
         if where == device and start < end and (trained or requires_grad):
             raise AttachError(
-                f"{owner} and {name} share memory without being one tensor, and attach would part them: make them one "
-                "parameter (self.head.weight = self.embedding.weight), or give each its own (clone())"
+                f"{owner} and {name} share memory but are two tensors, which attach would separate: make them one "
+                "parameter (self.head.weight = self.embedding.weight), or copy one (clone())"
             )
         if where != device or stop > end:
             device, end, owner, trained = where, stop, name, requires_grad
@@ -319,7 +320,7 @@ def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], names: Mappin
         both = held & own
         if both:
             raise AttachError(
-                f"parameter {names.get(both.pop())} is in two optimizers: a parameter is stepped by one of them"
+                f"parameter {names.get(both.pop())} is in two optimizers: leave it in one of them"
             )
         held |= own
 

@@ -123,8 +123,8 @@ class Replica:
         """
         if any(map(is_captured, self._devices)):
             raise SessionError(
-                "the step is being captured as a CUDA graph: the session's hooks would run while it is captured and "
-                "never when it is replayed, so that ranks exchanged nothing. Train without a graph"
+                "the step is being captured as a CUDA graph: the session's hooks would run during capture but not "
+                "during replay, so ranks would exchange nothing. Train without a graph"
             )
         try:
             self.storage.check(take_values=take_values)

@@ -137,9 +137,9 @@ class ReplicaSession(SteppingSession):
         kind = self.optimizers.in_training_mode
         if kind and self.is_main and not self.replicas_equal:
             self.warn_once(
-                "%s is in its training mode, and evaluates other weights than it trains: its eval() within a consensus "
-                "uses each rank's own state, so that ranks evaluate different models. Call optimizer.eval() before "
-                "session.consensus(), and optimizer.train() after it",
+                "%s is in training mode, but evaluates other weights than it trains: its eval() within a consensus "
+                "would use each rank's own state, so ranks would evaluate different models. Call optimizer.eval() "
+                "before session.consensus(), and optimizer.train() after it",
                 kind,
             )
 

@@ -68,7 +68,7 @@ class ScriptRequest:
         folder = environment.get(OUT) if out is None else out
         if folder is None and OUT in os.environ:
             _log.warning(
-                "another session of this script writes no results: attach(..., out=FOLDER) names their folder"
+                "only the first session of a script writes results: for another one give attach(..., out=FOLDER)"
             )
         return cls(
             None if folder is None else path_of(folder, "out"),

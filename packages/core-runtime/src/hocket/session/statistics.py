@@ -22,7 +22,7 @@ def check_statistics(model: nn.Module, named: Sequence[str]) -> None:
         AttachError: names the pattern, and the buffers that there are.
     """
     if isinstance(named, str):
-        raise AttachError(f"statistics={named!r} is text: it takes a list of names, [{named!r}]")
+        raise AttachError(f"statistics={named!r} is text: give a list of names, [{named!r}]")
     buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
     for pattern in named:
         if not fnmatch.filter(buffers, pattern):
@@ -46,8 +46,8 @@ def warn_of_unsynchronised(model: nn.Module) -> None:
     modules = [name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)]
     if modules:
         _log.warning(
-            "module %s: SyncBatchNorm synchronises over a process group of torch.distributed, and there is none: each "
-            "rank normalises by its own batch, as BatchNorm does. Call torch.distributed.init_process_group before "
-            "attach, or keep BatchNorm",
+            "module %s: SyncBatchNorm needs a process group of torch.distributed, and there is none, so each rank "
+            "normalises its own batch, as BatchNorm does. Call torch.distributed.init_process_group before attach, "
+            "or keep BatchNorm",
             some(modules),
         )

@@ -85,8 +85,8 @@ def widened(strategy: Strategy, dtypes: Collection[str]) -> str:
     if not short or not whole:
         return ""
     return (
-        f"parameters are {' and '.join(short)}: {some([*dict.fromkeys(whole)])} sends and sums them as float32, "
-        "so that sums are not rounded, in twice their bytes"
+        f"parameters are {' and '.join(short)}: {some([*dict.fromkeys(whole)])} sends and sums them as float32, in "
+        "twice their bytes, so that sums are not rounded"
     )
 
 

@@ -89,7 +89,7 @@ def loader(
         )
     if split is not None:
         raise UserError(
-            "hocket.loader: split is for an IterableDataset; a map-style dataset is shared out without it"
+            "hocket.loader: split is for an IterableDataset; a map-style dataset does not need it"
         )
     indices = _indices(dataset, batch_size, shuffle, seed, drop_last, sampler, batch_sampler)
     if options.get("num_workers", 0) == 0:
@@ -321,7 +321,7 @@ def _checked_split(dataset: object, split: Split | None, given: Mapping[str, obj
     for name, value in given.items():
         if value:
             raise UserError(
-                f"hocket.loader: {name} is for map-style datasets, and {type(dataset).__name__} is iterable"
+                f"hocket.loader: {name} is for map-style datasets, but {type(dataset).__name__} is iterable"
             )
     if split is None:
         raise UserError(

@@ -48,7 +48,7 @@ def build(name: str, shape: tuple[int, int, int], classes: int, hidden: Sequence
     if name == "resnet20":
         return ResNet20(channels, classes)
     if height != width:
-        raise ValueError(f"the network 'cnn' takes square images, not {height} x {width}")
+        raise ValueError(f"the network 'cnn' needs square images, not {height} x {width}")
     return SmallCNN(channels, height, classes)
 
 

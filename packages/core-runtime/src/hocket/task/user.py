@@ -93,7 +93,7 @@ def load_user_object(name: str, key: str) -> Any:
     """
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
-        raise ConfigError(f"{key} is {name!r}; what is your own is named 'module:attribute'")
+        raise ConfigError(f"{key} is {name!r}; to name your own, write 'module:attribute'")
     module = _import(module_name, key)
     try:
         return getattr(module, attribute)
@@ -151,7 +151,7 @@ def _construct(task_class: type[Task], name: str, fields: TreeView) -> Task:
         raise ConfigError(f"task.name: {name} does not define {missing}, which every Task must")
     if not is_dataclass(task_class):
         for key in fields:
-            raise ConfigError(f"task.{key}: {name} has no fields, because it is no dataclass")
+            raise ConfigError(f"task.{key}: {name} has no fields, because it is not a dataclass")
         return cast(Task, call_user_function(task_class, name, _KEY))
     config = _merged(task_class, name, fields)
     try:

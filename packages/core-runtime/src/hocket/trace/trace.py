@@ -61,7 +61,7 @@ class Trace(Observer):
             UserError: the recording cannot be written.
         """
         if self._peer is not None:
-            raise HocketError("a Trace belongs to one session: make another one")
+            raise HocketError("a Trace can be used by one session only: make another one")
         self._peer = peer
         folder = _folder(self._path)
         try:

@@ -131,8 +131,8 @@ def refuse_nothing_learned(summary: TreeView, peer: Peer) -> None:
     if steps and min(summary["skipped_steps_ranks"]) == steps:
         gather(peer, None, what="what rank 0 writes of the run")
         raise NonFiniteError(
-            f"all {steps} steps were skipped, as the gradients held NaN or Inf (on_nonfinite=skip): nothing was "
-            "learned. Lower optimizer.lr, clip gradients (clip_grad_norm=1.0), or look for NaN in the data"
+            f"all {steps} steps were skipped, because the gradients held NaN or Inf (on_nonfinite=skip): the model "
+            "was not trained. Lower optimizer.lr, clip gradients (clip_grad_norm=1.0), or look for NaN in the data"
         )
 
 

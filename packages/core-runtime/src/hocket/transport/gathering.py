@@ -44,8 +44,8 @@ def gather(peer: Ranks, value: object, timeout_s: float | None = None, what: str
         data = json.dumps(value).encode()
     except (TypeError, ValueError) as error:
         raise HocketError(
-            f"rank {peer.rank}: {what} takes what JSON can hold (numbers, texts, lists, mappings of texts), and "
-            f"got a {type(value).__name__}: {error}. Give a tensor as tensor.tolist(), one number as tensor.item()"
+            f"rank {peer.rank}: {what} takes JSON values (numbers, text, lists, mappings with text as keys), not a "
+            f"{type(value).__name__}: {error}. Give a tensor as tensor.tolist(), one number as tensor.item()"
         ) from None
     gathered_bytes = peer.allgather_bytes(data, timeout_s, what)
     return [json.loads(data) for data in gathered_bytes]
@@ -66,8 +66,8 @@ def check_gathering(where: str, send: Array, receive: Array, size: int) -> None:
     for name, array, num_dimensions in (("send", send, 1), ("receive", receive, 2)):
         if array.dtype != np.uint8 or array.ndim != num_dimensions or not array.flags.c_contiguous:
             raise TransportError(
-                f"{where}: iallgather: {name} is {array.dtype}{list(array.shape)}, and should be contiguous uint8 "
-                f"with {num_dimensions} dimension{'s' * (num_dimensions > 1)}"
+                f"{where}: iallgather: {name} is {array.dtype}{list(array.shape)}, but must be contiguous uint8 with "
+                f"{num_dimensions} dimension{'s' * (num_dimensions > 1)}"
             )
     if receive.shape[0] != size:
         raise TransportError(

@@ -86,7 +86,7 @@ def share_out(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
     left = places if ranks is None else ranks
     if left > places:
         raise UserError(
-            f"-n {ranks}, but the hosts have places for {places} ranks: give them more, such as "
+            f"-n {ranks}, but the hosts have places for {places} ranks only: give a host more, such as "
             f"{hosts[0].name or 'a'}:{-(-left // len(hosts))}"
         )
     shared = []

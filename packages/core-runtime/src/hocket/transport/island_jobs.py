@@ -37,7 +37,7 @@ def find_in_islands(environment: Mapping[str, str]) -> Launched | None:
         return found
     if len(given) < 3:
         raise UserError(
-            f"{' and '.join(given)} in the environment: islands as jobs of their own need three variables, such as "
+            f"{' and '.join(given)} in the environment: islands as separate jobs need three variables, such as "
             f"{_WHOLE}"
         )
     island, islands = (_number(environment, name) for name in (_ISLAND, _ISLANDS))
@@ -80,6 +80,6 @@ def _meeting(text: str) -> tuple[str, int]:
     found = re.fullmatch(r"\[?([^\s/\[\]]+)\]?:([0-9]{1,5})", text)
     if found is None or not 0 < int(found[2]) < 1 << 16:
         raise UserError(
-            f"{_MEET}={text!r} in the environment: write the first island's host and a free port, HOST:PORT"
+            f"{_MEET}={text!r} in the environment: write the first island's host and a free port as HOST:PORT"
         )
     return found[1], int(found[2])

@@ -82,8 +82,8 @@ def _warn_of_strangers() -> None:
     found = looks_launched(os.environ)
     if found:
         _log.warning(
-            "this process trains alone, but it looks like one of several ranks (%s in the environment): start "
-            "them with mpiexec, torchrun or srun, or unset these variables",
+            "this process trains alone, but it looks like one of several ranks (%s in the environment): start the "
+            "ranks with mpiexec, torchrun or srun, or unset these variables",
             ", ".join(found),
         )
 
@@ -187,7 +187,7 @@ def _meet_over_mpi(found: Launched) -> Peer:
     if world.size != found.size:
         raise UserError(
             f"{found.launcher} started {found.size} ranks, but MPI finds {world.size}: start the script with the "
-            "mpiexec of the MPI that mpi4py uses (`hocket doctor` names it), or with torchrun or "
-            "srun --mpi=none, which need none"
+            "mpiexec of the MPI that mpi4py uses (`hocket doctor` names it), or with torchrun or srun --mpi=none, "
+            "which do not need MPI"
         )
     return world

@@ -87,8 +87,8 @@ def _check(found: Launched) -> None:
     # A launcher that does not give the host's number of ranks has 1 for it.
     if found.local_size < 1 or (found.local_size > 1 and found.local_rank >= found.local_size):
         raise UserError(
-            f"{found.launcher}: local rank {found.local_rank} of {found.local_size} in the environment: a host has one "
-            "rank or more, counted from 0"
+            f"{found.launcher}: local rank {found.local_rank} of {found.local_size} in the environment: local ranks "
+            "are counted from 0, below the local size"
         )
 
 
@@ -239,7 +239,7 @@ def _chosen_meeting(environment: Environment) -> tuple[str, int] | None:
         if ":" in host:
             ip_address(host.partition("%")[0])
         elif re.search(r"[\s/]", host):
-            raise ValueError("a name has no blank and no /")
+            raise ValueError("a name cannot contain a blank or /")
         host.encode("idna")
     except ValueError as error:
         raise UserError(f"MASTER_ADDR={host!r} in the environment is no host's name: {error}") from error
@@ -272,7 +272,7 @@ def _tasks_of_node(text: str, node: int) -> int:
 
 def _required(environment: Environment, name: str, launcher: str) -> int:
     if name not in environment:
-        raise UserError(f"{launcher} started this process, but there is no {name} in the environment")
+        raise UserError(f"{launcher} started this process, but {name} is missing in the environment")
     return _number(environment, name)
 
 

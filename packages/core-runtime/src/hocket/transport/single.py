@@ -53,8 +53,8 @@ class _SingleLane(Lane):
             key, message = next(iter(receives)), messages.popleft()
             if message.nbytes != receives[key].nbytes:
                 raise TransportError(
-                    f"rank 0: {self.name}, round {round}: a message of {message.nbytes} bytes came into "
-                    f"a buffer of {receives[key].nbytes}"
+                    f"rank 0: {self.name}, round {round}: a message of {message.nbytes} bytes arrived for a buffer "
+                    f"of {receives[key].nbytes}"
                 )
             receives.pop(key).reshape(-1).view("u1")[:] = message.reshape(-1).view("u1")
 

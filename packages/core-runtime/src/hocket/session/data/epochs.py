@@ -24,8 +24,8 @@ __all__ = ["Epochs", "PassesState"]
 _log = logging.getLogger("hocket")
 
 _TOGETHER = (
-    "All ranks leave after the same batch, or none: let them agree by session.gather; session.data gives all as many "
-    "batches"
+    "All ranks must leave after the same batch: let them agree by session.gather; session.data gives all of them "
+    "the same number of batches"
 )
 
 

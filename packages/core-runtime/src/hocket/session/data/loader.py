@@ -204,8 +204,8 @@ class LoaderCursor(Cursor):
             self.first = batch if number == 0 else self.first
             if batch is END:
                 raise CheckpointError(
-                    f"the loader had given {num_read} batches when the checkpoint was saved, and has only {number} "
-                    "now: continue with the same data and batch size"
+                    f"the loader had given {num_read} batches when the checkpoint was saved, but it has only "
+                    f"{number} now: continue with the same data and batch size"
                 )
 
 
@@ -255,8 +255,8 @@ def warn_of_shares(gathered: Sequence[tuple[int, int | None]]) -> None:
         other, expected = first.setdefault(share, (rank, mark))
         if mark != expected:
             _log.warning(
-                "ranks %d and %d hold parts of one model replica and are given different batches: use hocket.loader, "
-                "or read share session.data_rank of session.data_size",
+                "ranks %d and %d hold parts of one replica but get different batches: use hocket.loader, or read "
+                "share session.data_rank of session.data_size",
                 other,
                 rank,
             )
@@ -285,15 +285,15 @@ def check_facts(gathered: Sequence[list[dict[str, object]]]) -> None:
     for rank, own in enumerate(gathered):
         if len(own) != len(gathered[0]):
             raise DisagreementError(
-                f"rank {rank} reads {len(own)} of hocket.loader's loaders in this pass, and rank 0 {len(gathered[0])}: "
-                "all ranks have to read the same ones"
+                f"rank {rank} reads {len(own)} of hocket.loader's loaders in this pass, and rank 0 "
+                f"{len(gathered[0])}: all ranks must read the same loaders"
             )
         for mine, expected in zip(own, gathered[0], strict=True):
             for key in {**expected, **mine}:
                 if mine.get(key) != expected.get(key):
                     raise DisagreementError(
-                        f"hocket.loader: {key} is {mine.get(key)} on rank {rank} and {expected.get(key)} on rank 0, so "
-                        "that the ranks' samples would overlap: give all ranks the same dataset, arguments and sampler"
+                        f"hocket.loader: {key} is {mine.get(key)} on rank {rank} and {expected.get(key)} on rank 0, "
+                        "so the ranks' samples would overlap: give all ranks the same dataset, arguments and sampler"
                     )
 
 

@@ -141,8 +141,8 @@ class SessionData:
             )
         elif current.reading.unweighed and self._weight is None:
             _log.warning(
-                "rank %d: the batches of hocket.loader differ in size, and were read through an iterable that hides "
-                "which batch is which, so each counted the same: give session.data(..., weight=...)",
+                "rank %d: the batches of hocket.loader differ in size, but an iterable around it hides which batch "
+                "is which, so each counted the same: give session.data(..., weight=...)",
                 self._session.rank,
             )
 

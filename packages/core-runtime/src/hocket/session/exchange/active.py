@@ -319,7 +319,7 @@ class ActiveExchange:
         channel, collective = type(self.channel), type(self.exchange.collective)
         raise UserError(
             f"{self.exchange.name}: {channel.__qualname__}.start of collective {collective.__qualname__} "
-            f"({channel.__module__}) {verb} {result!r}, and {due} is due: {how}"
+            f"({channel.__module__}) {verb} {result!r} instead of {due}: {how}"
         )
 
     def finish(self, segment: Segment) -> Outcome:

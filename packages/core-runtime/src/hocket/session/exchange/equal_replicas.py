@@ -160,7 +160,7 @@ class EqualReplicas:
         self._times_found += 1
         if self._peer.rank == 0 and self._times_found == 1:
             _log.warning(
-                "%s. %s. Consensus, save, close, and a look every %d rounds set replicas to their mean; "
+                "%s. %s. Consensus, save, close, and a check every %d rounds set replicas to their mean; "
                 "hocket.attach(..., on_difference='error') ends the job instead",
                 text,
                 causes,

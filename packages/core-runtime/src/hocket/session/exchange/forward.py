@@ -88,7 +88,7 @@ class ForwardMerge:
         """Note that a part of the model is compiled, with the hooks that it has then; on all ranks."""
         with torch.no_grad():
             self._exchange.merge_all()
-        self._merge_at_steps_end(f"{name} is compiled, and compiled code does not run hooks as they are")
+        self._merge_at_steps_end(f"{name} is compiled, and compiled code does not run the session's hooks")
         self.close()
 
     def look_before_step(self) -> None:
@@ -109,9 +109,8 @@ class ForwardMerge:
         if names and self._early is not None:
             self._early |= {self._segment_of[name] for name in names}
             _log.warning(
-                "%s: the forward before this step has read %s without calling the module that owns it, as earlier ones "
-                "did, and so before what other ranks had sent was merged. From now on it is merged when a forward "
-                "begins",
+                "%s: the forward before this step read %s without calling the module that owns it, so it used "
+                "values without the other ranks' part. From now on received values are merged when a forward begins",
                 self._exchange.opened.exchange.name,
                 some(names),
             )

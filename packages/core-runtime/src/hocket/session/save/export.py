@@ -240,7 +240,7 @@ def write_whole(folder: Path, state: Mapping[str, Any], most_bytes: int | None, 
     others = [name for name in state if name not in tensors]
     if others and is_main:
         _log.warning(
-            "%s: no tensor, and so not in safetensors; session.export(folder, format='dcp') holds it",
+            "%s is not a tensor, so safetensors cannot hold it; session.export(folder, format='dcp') can",
             some(others),
         )
     forms = {name: _form(tensor) for name, tensor in tensors.items()}

@@ -232,7 +232,7 @@ class Loading:
         running = versions()
         for package, version in manifest.versions.items():
             if running.get(package, version) != version:
-                _log.warning("%s was saved with %s %s, and %s runs", path, package, version, running[package])
+                _log.warning("%s was saved with %s %s; this is %s", path, package, version, running[package])
         if manifest.ranks != self._peer.size:
             reason = why_no_mean(files, "optimizer")
             _log.warning(

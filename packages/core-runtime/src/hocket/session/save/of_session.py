@@ -35,7 +35,9 @@ def of_this_place(session: EngineSession, files: Sequence[StateFile]) -> Sequenc
             )
     found = [file for file, (saved_place, _) in zip(files, saved, strict=True) if saved_place == place]
     if not found:
-        raise CheckpointError(f"{files[0].path}: of another place in its island than this rank's, {place}")
+        raise CheckpointError(
+            f"{files[0].path}: saved by a rank at another place in its island than this one, {place}"
+        )
     return found
 
 
@@ -72,8 +74,8 @@ def require_run(manifest: Manifest, file: StateFile) -> None:
     """Refuse a checkpoint that another job has written a part of."""
     if file.run != manifest.run:
         raise DamagedError(
-            f"{file.path} is of run {file.run}, and {file.path.parent / MANIFEST} of run {manifest.run}: two jobs have "
-            "written into one checkpoint, or files were moved"
+            f"{file.path} is of run {file.run}, and {file.path.parent / MANIFEST} of run {manifest.run}: two jobs "
+            "wrote into one checkpoint, or files were moved"
         )
     step = file.read("session")["step"]
     if step != manifest.step:

@@ -162,8 +162,8 @@ class ReplicaState:
             name = opened.exchange.name
             if name not in exchanges:
                 raise CheckpointError(
-                    f"{where}: exchanges/{name} is missing: this rank takes part in it now, and did not when it was "
-                    "saved. Place the ranks on hosts as they were"
+                    f"{where}: exchanges/{name} is missing: this rank takes part in it now, but did not when the "
+                    "checkpoint was saved. Place the ranks on hosts as before"
                 )
             with _refusing(f"{where}: exchanges/{name}: the exchange"):
                 load_exchange(opened, exchanges[name])

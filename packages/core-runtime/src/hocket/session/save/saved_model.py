@@ -54,12 +54,12 @@ def open_checkpoint(path: Path, replica: int | None = None) -> Iterator[SavedMod
             modules["names"]
         except KeyError as error:
             raise CheckpointError(
-                f"{path} does not say which of its tensors the model's are: it is of a pipeline, or of an earlier "
-                "version. Load it, and call session.export"
+                f"{path} does not name the model's tensors: a pipeline or an earlier version of Hocket saved it. "
+                "Load it, and call session.export"
             ) from error
         saved = SavedModel(path, manifest, files, modules, replica)
         if replica is not None and len(saved.places) > 1:
-            raise CheckpointError(f"{path} is of a sharded model, of which its mean alone is exported")
+            raise CheckpointError(f"{path} holds a sharded model, of which only the mean can be exported")
         yield saved
 
 
@@ -90,7 +90,7 @@ class SavedModel:
             described = self.files[0].describe(_MODEL + held)
             if described is None:
                 raise CheckpointError(
-                    f"{self.path}: {name} consists of other tensors: load it, and call session.export"
+                    f"{self.path}: {name} is made of other tensors: load it, and call session.export"
                 )
             kind, _, shape = described.partition("[")
             sizes = [int(size) for size in shape.rstrip("]").split(",") if size.strip()]
@@ -124,7 +124,7 @@ class SavedModel:
         """
         if len(self.places) > 1:
             raise CheckpointError(
-                f"{self.path} is of a sharded model, and so is its optimizers' state: load it instead"
+                f"{self.path} holds a sharded model, whose optimizer state cannot be exported: load it instead"
             )
         files = self.files if self.replica is None else [self.files[self.replica]]
         reason = why_no_mean(files, "optimizer")

@@ -184,7 +184,9 @@ def _agree(session: EngineSession, folder: Path) -> tuple[str, bool]:
     steps = [step for step, _, _ in gathered]
     if any(of_rank != session.step for of_rank in steps):
         each = ", ".join(f"{of_rank} on rank {rank}" for rank, of_rank in enumerate(steps))
-        raise CheckpointError(f"the ranks save different steps: {each}. All ranks save after the same step")
+        raise CheckpointError(
+            f"the ranks save different steps: {each}. All ranks must save after the same step"
+        )
     return gathered[0][1], all(knows for _, _, knows in gathered)
 
 

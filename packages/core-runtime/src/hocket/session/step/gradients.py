@@ -176,9 +176,9 @@ class GradientSync:
             )
         if torch.is_grad_enabled():
             raise SessionError(
-                "backward(create_graph=True): an exchanged gradient has no graph behind it any more, so it cannot be "
-                "differentiated again. Take the graph with torch.autograd.grad(loss, inputs, "
-                "create_graph=True), call backward() without it, or take a strategy that leaves gradients alone (dpsgd)"
+                "backward(create_graph=True): an exchanged gradient has no graph, so it cannot be differentiated "
+                "again. Use torch.autograd.grad(loss, inputs, create_graph=True) for the graph and plain "
+                "backward(), or a strategy that does not exchange gradients (dpsgd)"
             )
         contribution = self._begin()
         self._backward = current_backward()
@@ -190,8 +190,8 @@ class GradientSync:
             at_end_of_backward(self._end_backward)
         except AssertionError as error:  # torch's own word on it
             raise SessionError(
-                f"compiled autograd runs this backward, and does not tell when it ends ({error}): train without it "
-                "(torch._dynamo.config.compiled_autograd = False); the model's forward can be compiled all the same"
+                f"Hocket cannot know when compiled autograd has finished this backward ({error}): turn it off "
+                "(torch._dynamo.config.compiled_autograd = False); the model's forward can still be compiled"
             ) from error
 
     def _note_another_round(self) -> None:

@@ -121,9 +121,9 @@ class AppliedTerms:
             return
         self._warned_of_changes = True
         _log.warning(
-            "rank %d: p.grad of %s was changed between backward() and optimizer.step() (clipped, scaled, masked), and "
-            "compressor %s applies momentum before it sends: the change is in this step, and not in the momentum of "
-            "later ones. Clip by local_clipping around the compressor; or %s leaves momentum to the optimizer",
+            "rank %d: p.grad of %s was changed between backward() and optimizer.step() (clipped, scaled, masked), "
+            "but compressor %s had already applied momentum: the change is in this step, but not in the momentum of "
+            "later steps. Clip by local_clipping around the compressor; or %s leaves momentum to the optimizer",
             self._peer.rank,
             name,
             component_name(self._packing.compressor),

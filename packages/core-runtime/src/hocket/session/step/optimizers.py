@@ -307,9 +307,8 @@ def refuse_within_backward(optimizer: Optimizer, where: str = "") -> None:
     if current_backward() >= 0:
         raise SessionError(
             f"{where}{type(optimizer).__name__}.step() was called within backward() (by a gradient's hook, or "
-            "_apply_optimizer_in_backward), before gradients are averaged: the step would learn nothing, or replicas "
-            "would drift apart. Leave the hooks out, attach one optimizer over all parameters, and step it after "
-            "backward()"
+            "_apply_optimizer_in_backward), before gradients are averaged, so replicas would drift apart. Remove "
+            "the hooks, attach one optimizer over all parameters, and step it after backward()"
         )
 
 

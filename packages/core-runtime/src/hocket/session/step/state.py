@@ -28,7 +28,7 @@ IDLE, ACCUMULATED, EXCHANGED, STEPPED, CONSENSUS, BROKEN, CLOSED = SessionState
 
 _CURES = {
     BROKEN: "an error ended this session, and the other ranks may have gone on: attach again",
-    CLOSED: "this session is closed: attach again, or do so before it is closed",
+    CLOSED: "this session is closed: attach again, or make the call before close()",
     CONSENSUS: "the model holds the replicas' mean within `with session.consensus()`, and gets this "
     "rank's own replica back at its end, so that a step there would be lost, as would a load, and a save would write "
     "the mean: do it after",

@@ -70,7 +70,7 @@ class UnusedGradients:
             return
         self._has_warned = True
         _log.warning(
-            "rank %d: backward() at step %d exchanged gradients, and %s without optimizer.step(). If other ranks "
+            "rank %d: backward() at step %d exchanged gradients, but %s without optimizer.step(). If other ranks "
             "step with them, replicas drift apart. To add gradients up over batches, put all but the last into "
             "session.accumulate(); to leave a batch out, do so on all ranks, or before backward(), so that this "
             "rank steps with the others' gradients",

@@ -56,8 +56,8 @@ def period_of_all_ranks(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "every",
-            f"{exchange.every} over {title_of(exchange.over)} differs with the size of each scope: use a number, or "
-            "over: world",
+            f"{exchange.every} over {title_of(exchange.over)} would differ between scopes of different sizes: use a "
+            "number, or over: world",
         )
 
 
@@ -105,7 +105,7 @@ def answers_are_to_a_sum(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "collective",
-            f"{title_of(compressor)} answers to the sum of all ranks' messages, which {title_of(exchange.collective)} "
+            f"{title_of(compressor)} needs the sum of all ranks' messages, which {title_of(exchange.collective)} "
             "does not give: use allreduce",
         )
 
@@ -142,7 +142,9 @@ def topology_where_asked_for(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(exchange, "topology", f"{title} needs one: for instance topology: complete")
     if not needs and exchange.topology is not None:
         yield refuse(
-            exchange, "topology", f"{title} takes none: leave it out, or use a collective that does (gossip)"
+            exchange,
+            "topology",
+            f"{title} has no topology: leave it out, or use a collective with one (gossip)",
         )
 
 

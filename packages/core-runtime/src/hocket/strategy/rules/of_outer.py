@@ -49,15 +49,15 @@ def outer_steps_by_the_mean(exchange: Exchange) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "outer",
-                "a rank that was late steps once by the sum of the rounds that it has missed, which with momentum is "
-                "another step than the others': use {name: sgd, lr: ..., momentum: 0}, or collective: allreduce",
+                "a late rank takes one step with the sum of the rounds that it missed, which with momentum differs "
+                "from the other ranks' steps: use {name: sgd, lr: ..., momentum: 0}, or collective: allreduce",
             )
         return
     if not (traits.ends is Ends.SAME and traits.sums):
         yield refuse(
             exchange,
             "outer",
-            f"{title_of(exchange.collective)} does not give all ranks the mean of their distances, so that their outer "
+            f"{title_of(exchange.collective)} does not give all ranks the mean of their distances, so outer "
             "parameters would drift apart: use collective: allreduce",
         )
 
@@ -100,7 +100,7 @@ def mixed_outer_is_gossip(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"{title} sends outer parameters behind their distances, whole: use none",
+            f"{title} also sends the outer parameters, uncompressed: use none",
         )
     if isinstance(exchange.over, Leaders):
         yield refuse(
@@ -172,8 +172,7 @@ def delay_fits_period(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "delay",
-            f"{exchange.delay} steps are longer than from one exchange to the next, every {exchange.every}: use "
-            f"{exchange.every} or less",
+            f"{exchange.delay} steps are longer than the period, every {exchange.every}: use {exchange.every} or less",
         )
     elif exchange.delay == exchange.every and isinstance(exchange.merge, Blend):
         yield refuse(
@@ -235,7 +234,7 @@ def blend_is_of_averages(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "merge",
-            f"a blend takes parameters that {title_of(exchange.compressor)} leaves out back to what they were "
+            f"a blend would reset parameters that {title_of(exchange.compressor)} leaves out to their values "
             f"{exchange.delay} steps ago: use merge: add, or delay 0",
         )
 

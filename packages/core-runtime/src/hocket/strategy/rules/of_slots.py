@@ -90,8 +90,8 @@ def gradients_begin_with_all(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "collective",
-                f"{component_name(exchange.collective)} would replace the other ranks' gradients: begin with one that "
-                "combines them (allreduce)",
+                f"{component_name(exchange.collective)} would replace the other ranks' gradients: begin with a "
+                "collective that combines them (allreduce)",
             )
 
 
@@ -103,8 +103,8 @@ def reduced_values_go_on(strategy: Strategy) -> Iterator[Refusal]:
                 yield refuse(
                     exchange,
                     "collective",
-                    "only the root would have the mean: use allreduce, or let an exchange over the leaders, or a "
-                    "broadcast, follow",
+                    "only the root would have the mean: use allreduce, or add an exchange over the leaders, or a "
+                    "broadcast, after it",
                 )
 
 
@@ -156,7 +156,7 @@ def overlap_comes_last(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "delay",
-                f"it is still under way when {following} begins: use 0 here, and delay the last one",
+                f"it is not complete when {following} begins: use 0 here, and delay the last exchange",
             )
 
 

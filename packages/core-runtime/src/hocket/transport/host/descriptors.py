@@ -36,5 +36,5 @@ class Descriptor(NamedTuple):
             OSError: it cannot be opened, or the path is another process's.
         """
         if os.readlink(self.path) != self.what:
-            raise FileNotFoundError(errno.ENOENT, "another process has that number here", self.path)
+            raise FileNotFoundError(errno.ENOENT, "another process has that process id here", self.path)
         return os.open(self.path, flags | os.O_CLOEXEC)

@@ -146,7 +146,7 @@ class HostMemory(Memory):
             whose = f"memory of rank {self._world_ranks[rank]}"
             return (
                 {},
-                f"{whose} cannot be opened through /proc: {error.strerror} (a container, or a user, of its own?)",
+                f"{whose} cannot be opened through /proc: {error.strerror} (another container, or another user?)",
             )
         return parts, ""
 
@@ -194,7 +194,7 @@ def why_unshared() -> str:
 
 @cache
 def _warn_once(why: str) -> None:
-    _log.warning("ranks of this host send messages, which is slower than to share memory: %s", why)
+    _log.warning("ranks of this host send messages, which is slower than shared memory: %s", why)
 
 
 def _reserve(name: str, nbytes: int) -> tuple[int | None, str]:

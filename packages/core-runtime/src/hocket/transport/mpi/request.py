@@ -132,7 +132,7 @@ class MPIRequest(PendingCall):
             self._release()
             if status is not None and status.Get_elements(MPI.BYTE) != expected:
                 raise TransportError(
-                    f"{self._describe()}: a message of {status.Get_elements(MPI.BYTE)} bytes came into a buffer of "
+                    f"{self._describe()}: a message of {status.Get_elements(MPI.BYTE)} bytes arrived for a buffer of "
                     f"{expected}: {RANKS_DIVERGED}"
                 )
         return finished

@@ -120,8 +120,8 @@ class Handshake:
             if time.monotonic() > self.end_s:
                 tried = "; ".join(f"{address}: {why}" for address, why in failures.items())
                 raise ExchangeTimeoutError(
-                    f"rank {self.rank} cannot connect to rank {rank} on port {place.port} ({tried}): a firewall "
-                    "between the hosts? HOCKET_PORTS=20000-20100 names the ports that it lets pass"
+                    f"rank {self.rank} cannot connect to rank {rank} on port {place.port} ({tried}): is a firewall "
+                    "between the hosts? HOCKET_PORTS=20000-20100 sets the ports to use"
                 )
             time.sleep(LOOK_EVERY_S)
 

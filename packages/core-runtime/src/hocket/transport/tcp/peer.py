@@ -235,8 +235,8 @@ def _open_world(rendezvous: Rendezvous) -> TcpPeer:
         wire = Wire(rank, connect_all(store, rendezvous), _end)
     except DistError as error:
         raise TransportError(
-            f"rank {rank} of {size} lost the store at {rendezvous.host} port {rendezvous.port}, where the ranks meet: "
-            "rank 0, which runs it, has ended, or the network is interrupted; rank 0's output says why"
+            f"rank {rank} of {size} lost the store at {rendezvous.host} port {rendezvous.port}, where the ranks "
+            "meet: rank 0, which runs it, has ended, or the network is interrupted. See rank 0's output"
         ) from error
     if ORDERED:
         board = JobBoard(rank, size, store.gather, store, room_bytes)
