@@ -179,9 +179,9 @@ def held_by(session: hocket.Session) -> dict[str, Tensor]:
                 keep(opened.exchange.name, "residual", residual, segment)
     for mix in phase.parameters.exchanges:
         for segment in mix.opened.segments:
-            if segment.index in mix.weights:
+            if segment.index in mix.push_sum.weights:
                 for span in segment.spans:
-                    weight = torch.tensor(mix.weights[segment.index], dtype=torch.float64)
+                    weight = torch.tensor(mix.push_sum.weights[segment.index], dtype=torch.float64)
                     found[f"{mix.opened.exchange.name}/weight/{span.name}"] = weight
             if segment.index in mix.outer:
                 outer = mix.outer[segment.index]

@@ -45,7 +45,9 @@ def gossip(strategy: Strategy, ranks: int, rounds: int, faults: Faults) -> tuple
                 optimizer.step()
             session.settle()
             weights = [
-                w for each in inner_of(session).phase.parameters.exchanges for w in each.weights.values()
+                w
+                for mix in inner_of(session).phase.parameters.exchanges
+                for w in mix.push_sum.weights.values()
             ]
         return [*seen, flat(model)], weights
 

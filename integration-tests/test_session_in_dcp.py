@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,10 @@ def bits(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def read(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, session: Any = None) -> None:
     """Load as a plain script does."""
-    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    state: dict[str, Any] = {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+    }
     load(state if session is None else {**state, "session": session}, checkpoint_id=folder, no_dist=True)
     if session is None:
         set_optimizer_state_dict(model, optimizer, state["optimizer"])
@@ -102,7 +106,7 @@ def parts(session: hocket.Session) -> tuple[Any, Any, Any]:
     own = session.state_dict()
     optimizer = get_optimizer_state_dict(session.model, session.optimizer)
     with session.consensus():
-        model = {name: value.clone() for name, value in get_model_state_dict(session.model).items()}
+        model = copy.deepcopy(get_model_state_dict(session.model))
     return model, {**optimizer}, own
 
 

@@ -88,8 +88,9 @@ class Steps:
             elif given.way.how == "surgery":
                 self._operate(given)
             self._optimize(given)
-        for rank in {*self._leaving, given.left_out} - {None}:
-            self._counted[rank] = 0.0
+        for rank in range(len(self.replicas)):
+            if rank in self._leaving or rank == given.left_out:
+                self._counted[rank] = 0.0
         self.exchanges.end_step(self.replicas, self._counted)
         if self._calls_a_part and not self.exchanges.is_delayed:
             self.exchanges.begin_forward(self.replicas)

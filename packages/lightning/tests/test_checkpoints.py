@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import hocket
+from hocket.checkpoint import files
 from hocket.session.save import saving
 
 DILOCO = (
@@ -145,7 +146,7 @@ def test_a_checkpoint_that_is_written_again_has_the_newest_state(tmp_path: Path)
 
 # ---- saves beside training -----------------------------------------------------------------------------------------
 
-BESIDE = {"options": {"blocking_saves": False}}
+BESIDE: dict[str, Any] = {"options": {"blocking_saves": False}}
 
 
 def is_whole(folder: Path) -> bool:
@@ -168,7 +169,7 @@ def test_a_run_that_saves_beside_training_is_resumed(tmp_path: Path, strategy: t
 
 def test_one_checkpoint_is_whole_at_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a newer one replaces it, which a slow disk takes a while to write."""
-    write = saving.write_prepared
+    write = files.write_prepared
 
     def slowly(*given: Any) -> Any:
         time.sleep(0.1)

@@ -43,7 +43,8 @@ class Adapted(lightning.LightningModule):
         return torch.optim.AdamW((p for p in self.parameters() if p.requires_grad), 1e-2)
 
     def on_train_end(self) -> None:
-        self.sent = self.trainer.strategy.session.counters.bytes_sent
+        strategy: Any = self.trainer.strategy
+        self.sent = strategy.session.counters.bytes_sent
 
 
 def fit(folder: Path, ckpt: Path | None = None) -> Adapted:

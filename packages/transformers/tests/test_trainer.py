@@ -182,6 +182,7 @@ def test_an_accelerator_that_takes_its_rank_for_the_only_one_is_refused(job: Job
 def test_the_folder_of_a_run_has_what_trainer_logs(job: Job, tmp_path: Path) -> None:
     evaluated, _ = job.run(cases.written, (str(tmp_path / "a"),))
     rows = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
-    assert [[row["step"], row["eval_loss"]] for row in rows if "eval_loss" in row] == evaluated
+    found = [(row["step"], row["eval_loss"]) for row in rows if "eval_loss" in row]
+    assert found == [tuple(each) for each in evaluated]
     assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3, 4, 5]
     assert not any(name.endswith("_per_second") for row in rows for name in row)

@@ -19,7 +19,7 @@ from hocket_transformers import HocketTrainer  # before SFTConfig(...) is made
 WORDS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"]
 
 
-class MySFTTrainer(HocketTrainer, SFTTrainer):
+class MySFTTrainer(HocketTrainer, SFTTrainer):  # type: ignore[misc]  # trl has no types here
     pass
 
 

@@ -87,7 +87,7 @@ def test_a_component_of_a_plugin_is_configured_by_its_fields(install: Any) -> No
     registry = Registry()
     exchange: dict[str, Any] = {"collective": "allreduce"}
     exchange["topology"] = {"name": "crossover.fair_random", "seed": 4}
-    with pytest.raises(ConfigError, match=r"^mapping: gradients\.0\.topology: allreduce takes none"):
+    with pytest.raises(ConfigError, match=r"^mapping: gradients\.0\.topology: allreduce has no topology"):
         compose({"gradients": [exchange]}, registry=registry)
     exchange["topology"] = {"name": "crossover.fair_random", "sed": 4}
     with pytest.raises(

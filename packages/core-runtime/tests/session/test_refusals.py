@@ -132,12 +132,12 @@ def test_sparse_parameter() -> None:
 
 def test_compiled() -> None:
     refused(
-        "^the model is compiled already.*attach the plain model first, then torch.compile it",
+        "^the model is already compiled.*attach the plain model first, then torch.compile it",
         torch.compile(mlp(), backend="eager"),
     )
     inside = mlp()
     inside[0].compile(backend="eager")
-    refused("^module '0' is compiled already", inside)
+    refused("^module '0' is already compiled", inside)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("gradients", {"every": 4}, "every", ["every 4 steps", "drift apart", "session.accumulate()", "parameters every 4"]),
         ("gradients", {"compressor": "sparse"}, "compressor", ["allreduce combines messages in flight", "Sparse", "sparse_allreduce", "compressor none"]),
         ("gradients", {"collective": "particular"}, "compressor", ["only what is clipped is particular: use clipped"]),
-        ("gradients", {"topology": "complete"}, "topology", ["allreduce takes none", "gossip"]),
+        ("gradients", {"topology": "complete"}, "topology", ["allreduce has no topology", "gossip"]),
         ("gradients", {"collective": "gathering"}, "topology", ["Gathering needs one", "topology: complete"]),
         ("gradients", {"compressor": "clipped", "overlap": "backward"}, "overlap", ["Clipped looks at all gradients", "use none"]),
         ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "corrected"}, "compressor", ["Corrected takes over", "momentum and weight_decay", "use it in gradients"]),
@@ -252,7 +252,7 @@ def test_leaders_are_heard_in_the_steps_in_which_they_exchange(fields: dict[str,
 
 
 def test_only_the_last_exchange_may_be_delayed() -> None:
-    with pytest.raises(CompositionError, match=r"parameters\.0\.delay: it is still under way"):
+    with pytest.raises(CompositionError, match=r"parameters\.0\.delay: it is not complete when"):
         compose({"parameters": [exchange(every=4, delay=1), exchange()]})
 
 
