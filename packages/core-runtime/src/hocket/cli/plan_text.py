@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hocket.delays import Delays
     from hocket.plan.plan import ExchangePlan, Plan
 
-__all__ = ["ASSUMED_OVERLAP", "HOSTS", "assumptions", "islands_of", "ranks_of", "size_of", "title"]
+__all__ = ["ASSUMED_OVERLAP", "HOSTS", "assumptions", "copy_of", "islands_of", "ranks_of", "size_of", "title"]
 
 #: The effect of hosts on a plan.
 HOSTS = (
@@ -87,6 +87,7 @@ def assumptions(run: RunConfig, placement: Placement, plan: Plan) -> Iterator[st
         + "If gradients are exchanged, .grad is a view of the receive buffer and needs no extra memory. Optimizer "
         "and activations are not counted."
     )
+    yield from copy_of(run, plan)
     if run.island.ranks > 1:
         yield islands_of(run.island)
     if several:
@@ -104,6 +105,15 @@ def assumptions(run: RunConfig, placement: Placement, plan: Plan) -> Iterator[st
         yield from _of_exchange(planned, plan, run)
     if any(planned.exchange.every != 1 for planned in plan.exchanges):
         yield "The costs of exchanges that are not due in every step are averaged over the steps."
+
+
+def copy_of(run: RunConfig, plan: Plan) -> Iterator[str]:
+    """Yield the sentence on the copy that checkpoints beside training are written from, if there is one."""
+    if plan.copied_bytes:
+        yield (
+            f"Checkpoint copy: checkpoint.blocking=false keeps {format_bytes(plan.copied_bytes)} of host memory on "
+            "each rank, for a copy of what is saved: model, optimizer, and what exchanges keep."
+        )
 
 
 def _of_exchange(planned: ExchangePlan, plan: Plan, run: RunConfig) -> Iterator[str]:

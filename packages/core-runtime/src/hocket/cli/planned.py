@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from hocket.cli.combinations import target_and_overrides
 from hocket.errors import UserError
@@ -12,7 +14,12 @@ from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig, build_engine, load_run
 from hocket.transport.hosts import Host, share_out
 
-__all__ = ["placed", "planned_run"]
+if TYPE_CHECKING:
+    from hocket.plan.plan import Plan
+    from hocket.plan.situation import TrainingSituation
+    from hocket.strategy.strategy import Strategy
+
+__all__ = ["placed", "planned_run", "planned_with_copy"]
 
 #: The number of ranks to plan for by default.
 _DEFAULT_RANKS = 4
@@ -57,3 +64,17 @@ def placed(run: RunConfig, ranks_of_hosts: Sequence[int]) -> Placement:
             f"--hosts ISLANDSx{island}, with the bandwidth of its link"
         )
     return Placement.of_counts([ranks // island for ranks in ranks_of_hosts])
+
+
+def planned_with_copy(run: RunConfig, situation: TrainingSituation, strategy: Strategy) -> Plan:
+    """Return the plan of a run's strategy, with the copy from which checkpoints beside training are written."""
+    from hocket.config.optimizer import build_optimizers
+    from hocket.plan.saved import saved_bytes
+    from hocket.session.engine import DataParallel
+
+    plan = situation.plan(strategy)
+    saves_beside = run.checkpoint.every is not None and not run.checkpoint.blocking
+    if not saves_beside or not isinstance(build_engine(run), DataParallel):
+        return plan
+    build = partial(build_optimizers, run.optimizer)
+    return replace(plan, copied_bytes=saved_bytes(plan, situation.model, build, run.island.shard))

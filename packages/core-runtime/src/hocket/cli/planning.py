@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hocket.cli.network_options import GivenModel
-from hocket.cli.plan_text import ASSUMED_OVERLAP, assumptions, ranks_of, size_of, title
-from hocket.cli.planned import planned_run
+from hocket.cli.plan_text import ASSUMED_OVERLAP, assumptions, copy_of, ranks_of, size_of, title
+from hocket.cli.planned import planned_run, planned_with_copy
 from hocket.cli.printing import say
 from hocket.cli.table import show_table
 from hocket.errors import UserError
@@ -96,7 +96,7 @@ def _show(
     given: GivenModel | None,
 ) -> None:
     assert run.ranks is not None
-    plan, placement = situation.plan(strategy), situation.placement
+    plan, placement = planned_with_copy(run, situation, strategy), situation.placement
     name = run.strategy.name or "own strategy"
     say([f"{name}: {run.description}" if run.description else name], bullet="")
     print(f"{ranks_of(run, placement)}; {size_of(run, plan, given)}")
@@ -105,8 +105,12 @@ def _show(
         return
     if not plan.exchanges:
         print("There are no exchanges: every rank trains alone.")
+        say(copy_of(run, plan))
         return
     rows = [_row(plan, planned) for planned in plan.exchanges]
+    if plan.copied_bytes:
+        every = f"{run.checkpoint.every} steps"
+        rows.append(("checkpoint copy", *("",) * 4, every, *("",) * 3, _models(plan, plan.copied_bytes)))
     if len(rows) > 1:
         sent, seconds = format_bytes(plan.bytes_per_step), format_seconds(plan.seconds_per_step)
         rows.append(("together", *("",) * 6, sent, seconds, _models(plan, plan.memory_bytes)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hocket.cli.network_options import GivenModel
 from hocket.cli.plan_text import HOSTS, ranks_of, size_of
-from hocket.cli.planned import planned_run
+from hocket.cli.planned import planned_run, planned_with_copy
 from hocket.cli.printing import say
 from hocket.cli.table import show_table
 from hocket.config.component import component_name
@@ -48,11 +48,13 @@ def plan_several(
     headers = (*_HEADERS, *((_COMPUTING,) * with_share))
     rows = []
     titles = set()
+    copies = False
     for target, (run, placement) in zip(targets, planned, strict=True):
         task = check_run(run)
         situation = TrainingSituation(model_of(task.model) if given is None else given[1], placement, run)
         for phase in run.strategy.in_phases:
-            costs = situation.plan(phase.strategy)
+            costs = planned_with_copy(run, situation, phase.strategy)
+            copies = copies or bool(costs.copied_bytes)
             share = _computing(situation, costs)
             rows.append((*_row(target, run, phase, costs), share)[: len(headers)])
         titles.add(f"{ranks_of(run, placement)}; {size_of(run, costs, given)}")
@@ -63,8 +65,8 @@ def plan_several(
     say(
         [
             "Sent: bytes of a rank on average. Time: from network.latency_s and network.bandwidth_bits_per_s; "
-            "overlap does not shorten it. Memory: buffers, in multiples of the parameters' size. `hocket plan "
-            "RECIPE` shows the exchanges of one strategy.",
+            f"overlap does not shorten it. Memory: buffers{' and the copy for checkpoints' * copies}, in multiples of "
+            "the parameters' size. `hocket plan RECIPE` shows the exchanges of one strategy.",
             *([HOSTS] if len(set(placement.hosts)) > 1 else []),
         ]
     )

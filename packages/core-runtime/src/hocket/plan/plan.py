@@ -57,6 +57,7 @@ class Plan:
         num_buffers: number of the model's running statistics, as BatchNorm's.
         exchanges: in the order of a step.
         sharded: whether a rank holds a shard of each parameter.
+        copied_bytes: bytes of the copy of a rank's state that checkpoints beside training are written from; 0 for none.
     """
 
     strategy: Strategy
@@ -66,6 +67,7 @@ class Plan:
     num_buffers: int
     exchanges: tuple[ExchangePlan, ...]
     sharded: bool = False
+    copied_bytes: int = 0
 
     @property
     def bytes_per_step(self) -> float:
@@ -79,8 +81,8 @@ class Plan:
 
     @property
     def memory_bytes(self) -> int:
-        """Return the bytes of the exchanges' buffers on a rank that takes part in all of them."""
-        return sum(planned.memory_bytes for planned in self.exchanges)
+        """Return the bytes of the exchanges' buffers on a rank that takes part in all of them, and of the copy."""
+        return sum(planned.memory_bytes for planned in self.exchanges) + self.copied_bytes
 
     def in_models(self, nbytes: float) -> float:
         """Return bytes as a multiple of the model's size."""
