@@ -138,7 +138,7 @@ def test_other_versions_are_told(saved: Path, caplog: pytest.LogCaptureFixture) 
     )
     on_ranks(2, TRAINING, load=saved, stop=4)
     [message] = [record.getMessage() for record in caplog.records]
-    assert message == f"{saved / 'step-00000003'} was saved with torch 1.0, and {torch.__version__} runs"
+    assert message == f"{saved / 'step-00000003'} was saved with torch 1.0; this is {torch.__version__}"
 
 
 class Odd:

@@ -131,8 +131,9 @@ def _assumptions(advice: Advice) -> Iterator[str]:
     )
     yield (
         "Loss is of a transformer on characters with AdamW, accuracy of a CNN on Fashion-MNIST with SGD: 600 steps "
-        "from scratch on 8 ranks (docs/atlas), or the test that a strategy's row names. DiLoCo and its kin lose less "
-        "where the first steps are synchronous (synchronous_steps=N); such steps take as long as plain allreduce."
+        "from scratch on 8 ranks (docs/atlas), or the test that a strategy's row names. DiLoCo and its kin have a "
+        "lower loss where the first steps are synchronous (synchronous_steps=N); those take as long as plain "
+        "allreduce."
     )
     if situation.settings.island.ranks > 1:
         yield islands_of(situation.settings.island)

@@ -71,7 +71,7 @@ def check_gathering(where: str, send: Array, receive: Array, size: int) -> None:
             )
     if receive.shape[0] != size:
         raise TransportError(
-            f"{where}: iallgather: receive has {receive.shape[0]} rows, and the lane {size} ranks"
+            f"{where}: iallgather: receive has {receive.shape[0]} rows, but the lane has {size} ranks"
         )
     if send.size > receive.shape[1]:
         raise TransportError(

@@ -168,8 +168,8 @@ class LoaderCursor(Cursor):
         generators = own_generators(self._loader)
         if len(generators) != len(self._generators) or jumps != (saved["loader"] is not None):
             raise CheckpointError(
-                "the loader has a state_dict or a generator of its own, and had none when the checkpoint was saved, or "
-                "the other way round: continue with the same kind of loader"
+                "the loader is of another kind than the checkpoint's. Only one of them has a state_dict, or they have "
+                "different numbers of generators of their own: continue with the same kind of loader"
             )
         randomness.write(self._start)
         for generator, state in zip(generators, self._generators, strict=True):

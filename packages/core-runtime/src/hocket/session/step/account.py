@@ -281,8 +281,9 @@ class Account:
             self._warned = True
             _log.warning(
                 "rank %d: gradients were sent that no optimizer stepped with, and the part that compressors kept, or "
-                "that comes late, is applied later. From now on such gradients are taken out of residuals. To have "
-                "that from the start, call backward() and zero_grad() on all ranks once before the first step",
+                "that comes late, is applied later. From now on Hocket removes such gradients from what compressors "
+                "keep. To have that from the start, call backward() and zero_grad() on all ranks once before the first "
+                "step",
                 self._rank,
             )
 
