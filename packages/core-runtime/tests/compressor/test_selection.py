@@ -123,7 +123,7 @@ def test_sparse_message_may_be_received_into_a_longer_buffer() -> None:
 def test_sparse_messages_that_were_cut_are_noticed(payload: list[int]) -> None:
     segment = make_segment([100])
     message = Message(np.array(payload, dtype=np.uint8), segment, 0)
-    with pytest.raises(ValueError, match=r"a message of \d+ bytes for gradients.0\[0\] says"):
+    with pytest.raises(ValueError, match=r"a message of \d+ bytes for gradients.0\[0\] claims"):
         TopK(0.1).accumulate(message, 1.0, segment.incoming)
 
 
