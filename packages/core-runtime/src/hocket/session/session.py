@@ -372,7 +372,7 @@ class Session:
         """Return this rank's state beside model and optimizer, for the script's own checkpoints; local, after a step.
 
         With `load_state_dict` it makes a session one of torch's `Stateful`s, so that torch.distributed.checkpoint saves
-        and loads it beside the model:
+        and loads it beside the model::
 
             own = session.state_dict()
             with session.consensus():
