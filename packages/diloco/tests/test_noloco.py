@@ -61,7 +61,7 @@ def test_two_numbers_of_each_parameter_go_to_one_other_rank() -> None:
     ("fields", "key", "reason"),
     [
         ({"collective": "allreduce", "topology": None}, "collective", "topology: random_matching"),
-        ({"compressor": "fp16"}, "compressor", "whole"),
+        ({"compressor": "fp16"}, "compressor", "uncompressed"),
         ({"over": {"name": "leaders", "size": 2}}, "over", "use world or group"),
     ],
 )

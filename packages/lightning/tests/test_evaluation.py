@@ -154,7 +154,7 @@ def test_devices_have_to_be_the_ranks() -> None:
     ):
         trainer("sgd", devices=2)
     assert on_ranks(lambda: trainer("sgd", devices=2).world_size) == [2, 2]
-    with pytest.raises(UserError, match="devices=3, num_nodes=1 ask for 3 ranks, and 2 were started"):
+    with pytest.raises(UserError, match="devices=3, num_nodes=1 ask for 3 ranks, but 2 were started"):
         on_ranks(lambda: trainer("sgd", devices=3))
 
 

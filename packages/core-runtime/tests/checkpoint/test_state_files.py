@@ -354,7 +354,7 @@ def test_a_scaler_comes_back(tmp_path: Path) -> None:
         (range(2), "state/a/0 is of type range,"),
         (torch.zeros(2).to_sparse(), "state/a/0 is a torch.sparse_coo tensor on cpu: only strided"),
         (torch.zeros(2, device="meta"), "state/a/0 is a torch.strided tensor on meta: only strided"),
-        (np.array(["a"]), "state/a/0 is an array of <U1"),
+        (np.array(["a"]), "state/a/0 is an array of dtype <U1"),
         ({object(): 1}, "state/a/0: a key is of type object"),
     ],
 )

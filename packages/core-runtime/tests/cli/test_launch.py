@@ -124,7 +124,7 @@ def test_other_hosts_without_ssh_get_a_line_each(
     [
         (["a.py"], "hocket: the number of ranks is missing: give -n 4, or --hosts a:4,b:4"),
         (["-n", "2", "b.py"], "hocket: there is no file b.py"),
-        (["-n", "2", "no-such-program"], "hocket: there is no program no-such-program; a Python script's"),
+        (["-n", "2", "no-such-program"], "hocket: there is no program no-such-program; give a script whose"),
         (
             ["-n", "2", "--mpi-arg", "-v", "a.py"],
             "hocket: --mpi-arg is for mpiexec, and these ranks meet over",

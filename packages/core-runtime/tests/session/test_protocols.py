@@ -148,7 +148,7 @@ def test_what_cannot_be_gathered_is_refused_with_its_cure() -> None:
         model = mlp()
         with hocket.attach(model, sgd(model), "sgd") as session:
             with pytest.raises(
-                HocketError, match=r"session\.gather takes .* got a Tensor: .*tensor\.tolist\(\)"
+                HocketError, match=r"session\.gather takes .*, not a Tensor: .*tensor\.tolist\(\)"
             ):
                 session.gather(torch.ones(2))
             assert session.gather(rank) == [0, 1]

@@ -172,7 +172,7 @@ def test_statistics_that_nothing_synchronises_are_warned_of(
 
     with caplog.at_level(logging.WARNING, "hocket"):
         on_ranks(ranks, attach)
-    assert [message[:25] for message in caplog.messages] == ["module 1: SyncBatchNorm s"] * (ranks > 1)
+    assert [message[:25] for message in caplog.messages] == ["module 1: SyncBatchNorm n"] * (ranks > 1)
 
 
 @pytest.mark.parametrize(

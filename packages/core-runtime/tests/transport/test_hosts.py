@@ -79,7 +79,9 @@ def test_hosts_are_filled_one_after_the_other(places: list[int], data: st.DataOb
 
 
 def test_too_many_ranks_for_the_places() -> None:
-    with pytest.raises(UserError, match=r"^-n 9, but the hosts have places for 4 ranks: .* such as a:5$"):
+    with pytest.raises(
+        UserError, match=r"^-n 9, but the hosts have places for 4 ranks only: .* such as a:5$"
+    ):
         share_out(parse_hosts("a:2,b:2"), 9)
 
 
