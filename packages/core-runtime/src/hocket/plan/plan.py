@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def memory_bytes(self) -> int:
-        """Return the bytes of the exchanges' buffers on a rank that takes part in all of them, and of the copy."""
+        """Return the bytes of a rank's buffers for all exchanges, and of the copy for checkpoints."""
         return sum(planned.memory_bytes for planned in self.exchanges) + self.copied_bytes
 
     def in_models(self, nbytes: float) -> float:
