@@ -13,6 +13,7 @@ from hocket.cli.table import show_table
 from hocket.config.component import component_name
 from hocket.plan.models import model_of
 from hocket.quantities import format_bytes, format_seconds
+from hocket.strategy.scope import Placement
 from hocket.strategy.strategy import Phase
 from hocket.training.run import RunConfig
 from hocket.transport.hosts import Host
@@ -62,14 +63,18 @@ def plan_several(
     print()
     show_table(headers, rows, numbers=headers[3:])
     print()
-    say(
-        [
-            "Sent: bytes of a rank on average. Time: from network.latency_s and network.bandwidth_bits_per_s; "
-            f"overlap does not shorten it. Memory: buffers{' and the copy for checkpoints' * copies}, in multiples of "
-            "the parameters' size. `hocket plan RECIPE` shows the exchanges of one strategy.",
-            *([HOSTS] if len(set(placement.hosts)) > 1 else []),
-        ]
+    say(_notes(placement, copies=copies))
+
+
+def _notes(placement: Placement, *, copies: bool) -> list[str]:
+    """Return the lines below the table; `copies` says whether a row counts a copy for checkpoints."""
+    of_memory = "buffers and the copy for checkpoints" if copies else "buffers"
+    sent = (
+        "Sent: bytes of a rank on average. Time: from network.latency_s and network.bandwidth_bits_per_s; overlap does "
+        f"not shorten it. Memory: {of_memory}, in multiples of the parameters' size. `hocket plan RECIPE` shows the "
+        "exchanges of one strategy."
     )
+    return [sent, *([HOSTS] if len(set(placement.hosts)) > 1 else [])]
 
 
 def _row(target: str, run: RunConfig, phase: Phase, costs: Plan) -> tuple[str, ...]:
