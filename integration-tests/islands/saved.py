@@ -13,8 +13,11 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
+    get_optimizer_state_dict,
     set_model_state_dict,
+    set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -57,7 +60,7 @@ def main(folder: Path, names: list[str]) -> None:
     for name, strategy in STRATEGIES.items():
         for optimizer in ("sgd", "adamw") if name in ("sgd", "diloco") else ("sgd",):
             goes_on(folder / f"{name} {optimizer}", mesh, strategy, optimizer)
-    for name in ("diloco", "overlap_sgp"):
+    for name in ("diloco", "overlap_sgp", "redsync"):
         goes_on_in_torch(folder / f"{name} in torch", mesh, STRATEGIES[name])
     leaves(folder, mesh)
     whole = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
@@ -103,22 +106,45 @@ def goes_on(folder: Path, mesh: Any, strategy: list[str], optimizer: str) -> Non
 
 
 def goes_on_in_torch(folder: Path, mesh: Any, strategy: list[str]) -> None:
-    """Do the same with the session in a checkpoint of torch's, beside the model."""
+    """Do the same with the session in a checkpoint of torch's, beside model and optimizer."""
     model, session = begun(mesh, strategy, "sgd")
     steps(session, 0, 3)
     own = session.state_dict()
+    optimizer = get_optimizer_state_dict(model, session.optimizer)
+    momenta = locals_of(optimizer)
     with session.consensus():
-        save({"model": get_model_state_dict(model), "session": own}, checkpoint_id=folder)
+        state = {"model": get_model_state_dict(model), "optimizer": optimizer, "session": own}
+        save(state, checkpoint_id=folder)
     steps(session, 3, 7)
     session.close()
     expected = full(model)
     model, session = begun(mesh, strategy, "sgd")
-    load({"model": get_model_state_dict(model), "session": session}, checkpoint_id=folder)
+    steps(session, 20, 22)
+    optimizer = get_optimizer_state_dict(model, session.optimizer)
+    state = {"model": get_model_state_dict(model), "optimizer": optimizer}
+    load(state, checkpoint_id=folder)
+    compare_momenta(locals_of(optimizer), momenta, session.rank)
+    options = StateDictOptions(strict=False)  # a parameter that is not used has no state
+    set_optimizer_state_dict(model, session.optimizer, optimizer, options=options)
+    load({"session": session}, checkpoint_id=folder)
     assert session.step == 3
     steps(session, 3, 7)
     session.close()
     given = full(model)
     assert all(torch.equal(given[name], expected[name]) for name in expected), folder.name
+
+
+def locals_of(optimizer: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return copies of this rank's parts of the momentum."""
+    return {name: each["momentum_buffer"].to_local().clone() for name, each in optimizer["state"].items()}
+
+
+def compare_momenta(loaded: dict[str, torch.Tensor], saved: dict[str, torch.Tensor], rank: int) -> None:
+    """Compare a rank's part of the momentum with the same parts of all islands, of which torch saves one."""
+    of_ranks: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(of_ranks, saved)
+    for name, part in loaded.items():
+        assert any(torch.equal(part, each[name]) for each in of_ranks[rank % 2 :: 2]), name
 
 
 @contextmanager

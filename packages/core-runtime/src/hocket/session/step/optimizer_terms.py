@@ -275,7 +275,7 @@ class AppliedTerms:
                 buffer = buffer_of(self._velocities[parameter], self._opened.scale, parameter)
                 state = saved["state"].get(number, {})
                 saved["state"][number] = {key: state[key] for key in state if key != BUFFER} | {
-                    BUFFER: buffer
+                    BUFFER: like(whole_of(parameter), buffer)
                 }
 
     @torch.no_grad()
