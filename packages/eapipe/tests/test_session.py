@@ -239,6 +239,22 @@ def test_a_checkpoint_of_other_ranks_or_another_engine_is_refused(tmp_path: Path
         hocket.virtual(4).run(lambda: body(True))
 
 
+def test_the_state_of_other_ranks_is_refused() -> None:
+    def body(states: list[Any] | None) -> Any:
+        model = chain(4)
+        with hocket.attach(model, sgd(model), {}, engine=Pipeline(stages=4)) as session:
+            session.train_batch(batch(1), mse_loss)
+            if states is not None:
+                session.load_state_dict(states[session.rank % len(states)])
+            return session.state_dict()
+
+    states = hocket.virtual(2).run(lambda: body(None))
+    with pytest.raises(
+        CheckpointError, match=r"of other ranks than the 4 that run: a pipeline continues only"
+    ):
+        hocket.virtual(4).run(lambda: body(states))
+
+
 @pytest.mark.parametrize("policy", Policy)
 def test_peak_memory_is_what_was_planned(policy: Policy) -> None:
     """The plan is right within a tenth per stage, for a model whose weights and activations are about as large."""

@@ -323,8 +323,8 @@ class PipelineSession(EngineSession):
 
     def load_mean(self, files: Sequence[StateFile]) -> None:
         raise CheckpointError(
-            f"{files[0].path.parent} was saved by {len(files)} ranks, and {self.size} run: a pipeline continues only "
-            "with the same number of ranks. Start from the saved run's model.safetensors instead"
+            f"{files[0].path.parent} holds the state of other ranks than the {self.size} that run: a pipeline "
+            "continues only with the same number of ranks. Start from the saved run's model.safetensors instead"
         )
 
     # ---- closing -----------------------------------------------------------------------------------------------
