@@ -29,7 +29,7 @@ import hocket
 from hocket.errors import CheckpointError
 from hocket.task import Digits, TaskData
 from hocket.training.startup import defer_dynamo
-from hocket.transport.joining import launched_rank
+from hocket.transport.joining import launched, launched_rank
 
 __all__ = ["FOLDER_VARIABLE", "RECIPES", "STEPS", "Befallen", "processes_of", "trained"]
 
@@ -172,9 +172,9 @@ def _batches(rank: int) -> list[Tensor]:
 
 @cache
 def _events() -> Events | None:
-    """Return those of this rank of `hocket run`; None where none is meant, as on virtual ranks."""
+    """Return those of this rank of `hocket run`; None for its launcher, which makes the data too, and virtual ranks."""
     folder = os.environ.get(FOLDER_VARIABLE)
-    return Events(Path(folder)) if folder else None
+    return Events(Path(folder)) if folder and launched() is not None else None
 
 
 @dataclass(frozen=True)

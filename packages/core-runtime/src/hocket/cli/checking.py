@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hocket.disk import path_of
 from hocket.task.api import Task, TaskData
+from hocket.task.user import exits_refused
 from hocket.training.run import RunConfig, build_engine, build_task
 
 __all__ = ["check_run", "checked_data"]
@@ -14,13 +15,15 @@ def checked_data(run: RunConfig, resume: bool) -> TaskData:
 
     Raises:
         CheckpointError: there is no model to begin with.
+        ConfigError: the task ends the process.
     """
     from hocket.checkpoint.model_files import open_model
 
     if run.start_from is not None and not resume:
         with open_model(path_of(run.start_from, "start_from")):
             pass
-    return check_run(run).data(run.seed)
+    with exits_refused(run.task.name):
+        return check_run(run).data(run.seed)
 
 
 def check_run(run: RunConfig) -> Task:

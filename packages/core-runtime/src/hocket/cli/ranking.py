@@ -21,6 +21,7 @@ from hocket.pictures import NO_PICTURE
 from hocket.results import METRICS, PICTURE
 from hocket.results.files import write_summary
 from hocket.session.save.save_point import SIGNALS
+from hocket.task.user import exits_refused
 from hocket.training.loop import refuse_nothing_learned, train
 from hocket.training.observer import Display
 from hocket.training.picture import draw
@@ -52,7 +53,8 @@ def run_virtual(
 
 
 def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool, display: Display) -> None:
-    summary = train(run, peer, folder, resume=resume, display=display)
+    with exits_refused(run.task.name, f" on rank {peer.rank}" if peer.size > 1 else ""):
+        summary = train(run, peer, folder, resume=resume, display=display)
     if peer.rank == 0:
         title = f"{run.task.name}, {run.strategy.name or 'own strategy'}, {run.island.count(peer.size)}"
         write_summary(folder, summary)

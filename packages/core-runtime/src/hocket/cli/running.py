@@ -199,6 +199,8 @@ def _carry_out(
                 kept.callback(lambda: _show_left_trace(folder) if status and run.trace else None)
 
             status = _start(run, folder, resume, starter, options, ready)
+            if status == 0:
+                _refuse_incomplete(folder)
         if status == 0:
             _show_results(folder, options)
         return status
@@ -374,6 +376,19 @@ def _again(folder: Path) -> str:
     if saved:
         return f"`hocket resume {os.path.relpath(folder)}` goes on from {saved[-1].name}"
     return "run the same command again; with checkpoint.every=N the run goes on from a checkpoint"
+
+
+def _refuse_incomplete(folder: Path) -> None:
+    """Refuse the end of a run whose ranks have all left with status 0, past Python, before its end.
+
+    Raises:
+        UserError: the run has not begun, or has no summary.
+    """
+    if (folder / NEXT_CONFIG).exists() or not (folder / SUMMARY).exists():
+        raise UserError(
+            f"all ranks have left with exit status 0 (os._exit), and the run in {os.path.relpath(folder)} is not "
+            f"complete: {_again(folder)}"
+        )
 
 
 def _show_results(folder: Path, options: RunOptions) -> None:

@@ -7,7 +7,8 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -22,9 +23,10 @@ from hocket.installing import INSTALLED_FOLDERS
 from hocket.plain import Tree, TreeView
 from hocket.plugin.discovery import cause_of
 from hocket.results import SOURCE
+from hocket.session.save.save_point import ENDED_STATUS
 from hocket.task.api import Task
 
-__all__ = ["call_user_function", "complete_fields", "load_user_object", "load_user_task"]
+__all__ = ["call_user_function", "complete_fields", "exits_refused", "load_user_object", "load_user_task"]
 
 # The key that names a task.
 _KEY = "task.name"
@@ -122,6 +124,27 @@ def call_user_function(function: Callable[[], Any], name: str, key: str) -> Any:
         return function()
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{key}: {name} failed: {_locate(error)}") from error
+
+
+@contextmanager
+def exits_refused(task: str, where: str = "") -> Iterator[None]:
+    """Refuse an exit by a run's own code: its status 0 would say that the run is complete.
+
+    Args:
+        task: the run's task, for the error.
+        where: the rank, for the error; empty before ranks have begun.
+
+    Raises:
+        ConfigError: the code has called sys.exit; says where.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if error.code == ENDED_STATUS:  # ranks that were asked to end have saved
+            raise
+        raise ConfigError(
+            f"task {task}: {_locate(error)}{where} before the run is complete: raise an error that says why"
+        ) from error
 
 
 def _import(module_name: str, key: str) -> ModuleType:
