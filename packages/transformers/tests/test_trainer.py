@@ -6,6 +6,7 @@ import importlib.util
 import json
 from pathlib import Path
 
+import accelerate_cases
 import cases
 import pytest
 import tiny
@@ -144,13 +145,13 @@ def test_of_lora_the_adapters_alone_are_sent(job: Job, tmp_path: Path) -> None:
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_a_loop_of_accelerate_s_exchanges(job: Job, accumulated: int, prepared: bool) -> None:
     """With the model in DistributedDataParallel, as `prepare` returns it, or by itself."""
-    first, second = job.run(cases.of_accelerate, (["sgd"], accumulated, prepared))
+    first, second = job.run(accelerate_cases.of_accelerate, (["sgd"], accumulated, prepared))
     assert first == second
     assert first == pytest.approx(tiny.one_process(tiny.Texts(48), 2, accumulated, shuffle=False), abs=1e-6)
 
 
 def test_a_loop_of_accelerate_s_ends_with_the_replicas_mean(job: Job) -> None:
-    first, second = job.run(cases.of_accelerate, (["diloco", "parameters.0.every=4"], 1, True))
+    first, second = job.run(accelerate_cases.of_accelerate, (["diloco", "parameters.0.every=4"], 1, True))
     assert first == second
 
 
@@ -163,18 +164,18 @@ def test_a_loop_of_accelerate_s_goes_on_where_it_was(job: Job, tmp_path: Path, s
     """After 6 steps, in the middle of a period; `save_state` writes the replicas' mean as the model."""
     if strategy == ["powersgd"] and importlib.util.find_spec("hocket_powersgd") is None:
         pytest.skip("hocket-powersgd is not installed")
-    for rank in job.run(cases.kept_by_accelerate, (str(tmp_path), strategy, 6)):
+    for rank in job.run(accelerate_cases.kept_by_accelerate, (str(tmp_path), strategy, 6)):
         assert rank["again"] == rank["whole"]
         assert rank["saved"] == rank["mean"]
 
 
 def test_a_state_that_accelerate_saved_alone_is_loaded_before_exchanging(job: Job, tmp_path: Path) -> None:
-    for said in job.run(cases.loaded_by_accelerate, (str(tmp_path),)):
+    for said in job.run(accelerate_cases.loaded_by_accelerate, (str(tmp_path),)):
         assert said.endswith("which begins from its model and optimizer")
 
 
 def test_an_accelerator_that_takes_its_rank_for_the_only_one_is_refused(job: Job) -> None:
-    for said in job.run(cases.alone_by_accelerate, ()):
+    for said in job.run(accelerate_cases.alone_by_accelerate, ()):
         assert said.startswith("Accelerate has found 1 ranks, and the launcher started 2: ")
         assert said.endswith("write Accelerator(cpu=True)")
 
@@ -186,3 +187,14 @@ def test_the_folder_of_a_run_has_what_trainer_logs(job: Job, tmp_path: Path) -> 
     assert found == [tuple(each) for each in evaluated]
     assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3, 4, 5]
     assert not any(name.endswith("_per_second") for row in rows for name in row)
+
+
+def test_a_step_outside_of_trainer_s_loop_is_refused(job: Job) -> None:
+    for refused in job.run(cases.outside_of_train, ()):
+        assert len(refused) == 2
+        assert all("exchanges only within Trainer's own train()" in each for each in refused)
+
+
+def test_accelerate_saves_all_weights_of_an_attached_model(job: Job, tmp_path: Path) -> None:
+    for attached, saved in job.run(accelerate_cases.saved_without_exchanging, (str(tmp_path),)):
+        assert saved == attached

@@ -28,6 +28,7 @@ from hocket.plugin import CORE, default_registry
 from hocket.session.engine import Engine
 from hocket.strategy.scope import Placement
 from hocket.task.models import build
+from hocket.testing.memory import covered_bytes
 from hocket.testing.session import inner_of
 from hocket.training.run import load_run
 from hocket.transport.hosts import parse_hosts
@@ -91,8 +92,9 @@ def tensor_bytes() -> int:
             for tensor in (thing, thing.grad if thing.is_leaf else None):
                 if tensor is not None:
                     storage = tensor.untyped_storage()
-                    storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+                    start = storage.data_ptr()
+                    storages[start] = max(storages.get(start, 0), storage.nbytes())
+    return covered_bytes(storages)
 
 
 @pytest.mark.one_of_each

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from toys import batches, flat, mlp, on_ranks, sgd
 
 import hocket
@@ -104,3 +105,20 @@ def test_after_close_each_parameter_has_memory_of_its_own() -> None:
         return len(memory), sizes, torch.equal(flat(model), before)
 
     assert on_ranks(2, run) == [(4, 0, True)] * 2
+
+
+def test_other_programs_files_of_a_model_in_a_session_hold_its_weights(tmp_path: Path) -> None:
+    """All of them, though they lie side by side: what writes files takes tensors of one storage for the same one."""
+
+    def run(rank: int) -> list[bool]:
+        model = mlp()
+        with hocket.attach(model, sgd(model), "sgd"):
+            file = tmp_path / f"{rank}.safetensors"
+            save_file(model.state_dict(), file)
+            kept = load_file(file)
+            torch.save(model[2].bias.detach(), tmp_path / f"{rank}.pt")
+            whole = all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
+        part = torch.load(tmp_path / f"{rank}.pt")
+        return [whole and len(kept) == 4, part.untyped_storage().nbytes() == part.nbytes]
+
+    assert on_ranks(2, run) == [[True, True]] * 2

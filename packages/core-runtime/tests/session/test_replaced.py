@@ -32,10 +32,7 @@ def change_and_train(change: Callable[[nn.Module], object], strategy: str) -> Ca
                 optimizer.zero_grad()
                 F.cross_entropy(model(x.to(model.get_parameter("0.weight").dtype)), y).backward()
                 optimizer.step()
-            assert (
-                model.get_parameter("0.weight").untyped_storage().data_ptr()
-                == inner_of(session).storage.flats[0].untyped_storage().data_ptr()
-            )
+            assert model.get_parameter("0.weight").data_ptr() == inner_of(session).storage.flats[0].data_ptr()
         return flat(model)
 
     return run

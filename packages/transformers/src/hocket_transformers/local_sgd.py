@@ -12,7 +12,7 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -108,7 +108,6 @@ def _accumulating(
 def _in_place_of(accelerator: Accelerator, session: Session, plain: nn.Module) -> Iterator[None]:
     """Have an accelerator's calls that DistributedDataParallel would take part in act on the session."""
     replaced: dict[str, Callable[..., Any]] = {
-        "get_state_dict": _state_dict,
         "join_uneven_inputs": _refuse_joining,
         "load_state": partial(_load_state, session, plain, accelerator),
         "no_sync": partial(_accumulating, session, plain, accelerator),
@@ -150,7 +149,7 @@ def _load_state(
                 "`with exchanging(...)`, which begins from its model and optimizer"
             )
         found.append(Path(folder, _FOLDER))
-        # The session loads its own; safetensors refuses to fill parameters that lie in one buffer.
+        # The session loads its own.
         models[:] = [each for each in models if accelerator.unwrap_model(each) is not plain]
 
     hook = accelerator.register_load_state_pre_hook(look)
@@ -166,17 +165,6 @@ def _refuse_joining(own: Any, *given: Any, **named: Any) -> Any:
         "join_uneven_inputs is DistributedDataParallel's, and has no effect on exchanges: loop over "
         "`session.data(loader)`, which lets ranks with fewer batches take part, or leave even_batches at True"
     )
-
-
-def _state_dict(own: Any, *given: Any, **named: Any) -> dict[str, Any]:
-    """Return a state in memory of its own: of parameters that lie in one buffer Accelerate would save the first."""
-    copies: dict[Any, Tensor] = {}
-    state = own(*given, **named)
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            of = (value.data_ptr(), value.shape) if value.numel() else name  # tied weights stay so
-            state[name] = copies.setdefault(of, value.clone())
-    return state  # type: ignore[no-any-return]
 
 
 def _saved(accelerator: Accelerator) -> dict[str, Any]:

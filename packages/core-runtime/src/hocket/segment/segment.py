@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from hocket.arrays import Array
 from hocket.segment.partition import ParameterSpan
@@ -16,7 +17,7 @@ from hocket.segment.staging import Staging, TrailerStaging
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
 
-__all__ = ["Segment", "allocate", "view_of"]
+__all__ = ["Segment", "allocate", "own_storage_of", "view_of"]
 
 
 class Segment(SegmentShape):
@@ -182,3 +183,12 @@ def allocate(peer: Peer, numel: int, dtype: torch.dtype, device: torch.device) -
 def view_of(flat: Tensor, span: ParameterSpan) -> Tensor:
     """Return the parameter's view of a flat buffer, with its own shape and strides."""
     return flat.as_strided(span.shape, span.stride, flat.storage_offset() + span.start)
+
+
+def own_storage_of(flat: Tensor, span: ParameterSpan) -> Tensor:
+    """Return what `view_of` returns, with a storage of its own over the same memory.
+
+    Writers of files take tensors of one storage for one tensor: Accelerate drops all but one, safetensors refuses them.
+    """
+    values: Tensor = from_dlpack(flat[span.start : span.start + span.numel])
+    return values.as_strided(span.shape, span.stride)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hocket.errors import ReplacedError
 from hocket.plain import TreeView
 from hocket.segment.partition import Model, ParameterSpan, named_spans, partition
-from hocket.segment.segment import allocate, view_of
+from hocket.segment.segment import allocate, own_storage_of
 from hocket.transport.peer import Peer
 
 __all__ = ["Bound", "ParameterStorage", "Pieces"]
@@ -38,8 +38,8 @@ class Bound:
 class ParameterStorage:
     """The memory of a model's trainable parameters: a flat buffer for each dtype and device, in order.
 
-    Construction moves the values of the trainable parameters into the buffers and makes the parameters views of
-    them, with their strides.
+    Construction moves the values of the trainable parameters into the buffers, which the parameters lie in from then
+    on: each with its strides, and with a storage of its own, so that files hold it as any other tensor.
 
     Args:
         model: the model of the parameters.
@@ -57,7 +57,6 @@ class ParameterStorage:
         self._owners = {path: module._parameters for path, module in model.named_modules()}
         self._children = {path: module._modules for path, module in model.named_modules()}
         self._place(peer)
-        self._flat_addresses = [flat.data_ptr() for flat in self.flats]
         self._addresses = [bound.address for bound in self._bound]
         self._bound_parameters = [bound.parameter for bound in self._bound]
         #: Whether the last look has found parameters that were set, and were left so.
@@ -76,7 +75,7 @@ class ParameterStorage:
             for span in spans:
                 self._offsets[span.name] = (flat, span.start)
                 parameter = self.parameters[span.name]
-                view = view_of(flat, span)
+                view = own_storage_of(flat, span)
                 with torch.no_grad():
                     view.copy_(parameter)
                 parameter.data = view
@@ -240,7 +239,7 @@ class ParameterStorage:
 
     def _check_memory(self) -> None:
         """Refuse parameters that were moved together, or that no longer fit their places."""
-        if [flat.data_ptr() for flat in self.flats] != self._flat_addresses:
+        if any(bound.view.data_ptr() != bound.address for bound in self._bound):
             raise ReplacedError(
                 "the parameters' memory was moved after attach (model.share_memory(), or parameters handed to another "
                 "process by torch.multiprocessing): call share_memory before attach, or hand a copy to that process "

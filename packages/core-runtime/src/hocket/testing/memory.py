@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.testing.session import inner_of
 
-__all__ = ["held_bytes", "reachable_bytes"]
+__all__ = ["covered_bytes", "held_bytes", "reachable_bytes"]
 
 #: What no buffer of an exchange lies behind: the user's own, and the transport, through which all ranks are reached.
 _NOT_FOLLOWED = (types.ModuleType, type, nn.Module, torch.optim.Optimizer, hocket.Session)
@@ -43,7 +43,8 @@ def reachable_bytes(roots: Any, without: Sequence[Tensor] = ()) -> int:
         seen.add(id(thing))
         if isinstance(thing, Tensor):
             storage = thing.untyped_storage()
-            memory[storage.data_ptr()] = storage.nbytes()
+            start = storage.data_ptr()
+            memory[start] = max(memory.get(start, 0), storage.nbytes())
         elif isinstance(thing, np.ndarray):
             while isinstance(thing.base, np.ndarray):
                 thing = thing.base
@@ -52,11 +53,16 @@ def reachable_bytes(roots: Any, without: Sequence[Tensor] = ()) -> int:
             queue += [thing.__closure__, thing.__defaults__]  # not its module's globals
         else:
             queue += gc.get_referents(thing)
+    return covered_bytes(memory) - sum(tensor.untyped_storage().nbytes() for tensor in without)
+
+
+def covered_bytes(pieces: Mapping[int, int]) -> int:
+    """Return the bytes of pieces of memory, of which some may lie in others: their lengths by address."""
     counted, end = 0, 0
-    for start, nbytes in sorted(memory.items()):
-        counted += max(0, start + nbytes - max(start, end))  # an array may be a view of a tensor's memory
+    for start, nbytes in sorted(pieces.items()):
+        counted += max(0, start + nbytes - max(start, end))
         end = max(end, start + nbytes)
-    return counted - sum(tensor.untyped_storage().nbytes() for tensor in without)
+    return counted
 
 
 def _is_transport(thing: Any) -> bool:
