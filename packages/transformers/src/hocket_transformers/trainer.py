@@ -106,6 +106,7 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
             )
         # In evaluation mode Accelerate prepares all but DistributedDataParallel.
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+        self.accelerator.backward = partial(self._backward, self.accelerator.backward)
 
     # ---- training ----------------------------------------------------------------------------------------------
 
@@ -199,6 +200,14 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         adds = self.session is not None and not self.accelerator.sync_gradients
         with self.session.accumulate() if adds else nullcontext():  # type: ignore[union-attr]
             return super().training_step(*args, **kwargs)
+
+    def _backward(self, own: Any, *args: Any, **kwargs: Any) -> None:
+        if self.session is None and core.join().size > 1:
+            raise UserError(
+                f"{type(self).__name__} exchanges only within Trainer's own train(). Call that instead of "
+                "training_step(), or write a loop of your own with hocket.attach(model, optimizer, ...)"
+            )
+        own(*args, **kwargs)
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super().log(logs, *args, **kwargs)
