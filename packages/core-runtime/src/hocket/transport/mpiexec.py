@@ -86,6 +86,8 @@ class Mpiexec:
                 # Silent about what a rank died of, unless asked.
                 options += ["--with-ft", "ulfm", "--prtemca", "odls_base_verbose", "5"]
                 options += ["--prtemca", "errmgr_base_verbose", "5"]
+                # More than 32 ranks of a host are started by threads, with a line of Open MPI's about them.
+                options += ["--prtemca", "odls_base_num_threads", "0"]
             if self.hosts:
                 options += ["--host", ",".join(map(str, self.hosts)), "--map-by", "slot"]
                 options += [word for name in forwarded for word in ("-x", name)]
