@@ -83,11 +83,9 @@ class Mpiexec:
             if folder is not None and _EVERYBODYS_FOLDER not in os.environ:
                 options += ["--prtemca", "prte_local_tmpdir_base", str(folder)]
             if outliving and self.notifies_of_deaths:
-                # Silent about what a rank died of, unless asked.
+                # Silent about what a rank died of, unless asked; not silent about threads that start 33 ranks and more.
                 options += ["--with-ft", "ulfm", "--prtemca", "odls_base_verbose", "5"]
-                options += ["--prtemca", "errmgr_base_verbose", "5"]
-                # More than 32 ranks of a host are started by threads, with a line of Open MPI's about them.
-                options += ["--prtemca", "odls_base_num_threads", "0"]
+                options += ["--prtemca", "errmgr_base_verbose", "5", "--prtemca", "odls_base_num_threads", "0"]
             if self.hosts:
                 options += ["--host", ",".join(map(str, self.hosts)), "--map-by", "slot"]
                 options += [word for name in forwarded for word in ("-x", name)]
