@@ -84,8 +84,9 @@ class Mpiexec:
                 options += ["--prtemca", "prte_local_tmpdir_base", str(folder)]
             if outliving and self.notifies_of_deaths:
                 # Silent about what a rank died of, unless asked; not silent about threads that start 33 ranks and more.
-                options += ["--with-ft", "ulfm", "--prtemca", "odls_base_verbose", "5"]
-                options += ["--prtemca", "errmgr_base_verbose", "5", "--prtemca", "odls_base_num_threads", "0"]
+                settings = {"odls_base_verbose": 5, "errmgr_base_verbose": 5, "odls_base_num_threads": 0}
+                options += ["--with-ft", "ulfm"]
+                options += [word for name in settings for word in ("--prtemca", name, str(settings[name]))]
             if self.hosts:
                 options += ["--host", ",".join(map(str, self.hosts)), "--map-by", "slot"]
                 options += [word for name in forwarded for word in ("-x", name)]
