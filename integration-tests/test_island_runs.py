@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from islands.task import Dropped
 from safetensors.torch import load_file
 
 from hocket.cli.main import main
+from hocket.cli.planned import planned_run, situation_of
 from hocket.cli.ranking import run_virtual
 from hocket.comparison.record import read_record
 from hocket.training.observer import Display
@@ -30,24 +32,35 @@ DILOCO = ["diloco", "parameters.0.every=4", "optimizer={name: sgd, lr: 0.3, mome
 
 @dataclass(frozen=True)
 class Shape:
-    """Islands, with the options that start them, the task, and how far results may be from those of whole models."""
+    """Islands, with the options that start them.
+
+    Attributes:
+        islands: number of islands.
+        words: the options.
+        task: the run's.
+        bound: the largest difference from results of whole models.
+        ranks: number of an island's ranks.
+        shares: number of batches that an island reads in a step.
+    """
 
     islands: int
     words: tuple[str, ...]
     task: str = "islands.task:Characters"
     bound: float = 1e-12
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks of an island."""
-        return 4 if "island.replicate=2" in self.words else 2
+    ranks: int = 2
+    shares: int = 2
 
 
 TORCH = Shape(2, ("island.shard=2", "--transport", "torch"))
 SHORT = replace(TORCH, task="islands.task:Short", bound=1e-6)
 MPI = Shape(2, ("island.shard=2", "--transport", "mpi"))
-HSDP = Shape(2, ("island.shard=2", "island.replicate=2", "--transport", "torch"))
+HSDP = Shape(2, ("island.shard=2", "island.replicate=2", "--transport", "torch"), ranks=4, shares=4)
 FOUR = Shape(4, ("island.shard=2", "--transport", "torch"))
+TENSOR = Shape(2, ("island.tensor=2", "--transport", "torch"), "islands.task:Even", shares=1)
+TENSOR_SHORT = replace(TENSOR, task="islands.task:EvenShort", bound=1e-6)
+BOTH = Shape(
+    2, ("island={shard: 2, tensor: 2}", "--transport", "torch"), "islands.task:Even", ranks=4, shares=2
+)
 
 
 def hocket(*words: str) -> str:
@@ -72,7 +85,7 @@ def run_islands(folder: Path, shape: Shape, *words: str) -> str:
 
 def run_whole(folder: Path, shape: Shape, *words: str) -> None:
     recipe, *overrides = words
-    batch = f"batch_size={PER_BATCH * shape.ranks}"
+    batch = f"batch_size={PER_BATCH * shape.shares}"
     settings = [f"task={shape.task}", *SETTINGS, batch, f"ranks={shape.islands}", "transport=virtual"]
     folder.mkdir()
     run_virtual(load_run(recipe, [*overrides, *settings]), folder, display=Display.QUIET)
@@ -110,6 +123,19 @@ def test_a_run_of_islands(tmp_path: Path) -> None:
     assert read_record(given, "").ranks_in_words == "4 ranks in 2 islands"
 
 
+def test_a_run_of_tensor_parallel_islands(tmp_path: Path) -> None:
+    """It sends what is planned: split parameters by halves, and those that the plan leaves whole as they are."""
+    given, expected = tmp_path / "islands", tmp_path / "wholes"
+    shape = replace(TENSOR, task="islands.task:Dropped")
+    run_islands(given, shape, "agd", "clip_grad_norm=0.05")
+    run_whole(expected, shape, "agd", "clip_grad_norm=0.05")
+    compare(given, expected, shape)
+    run, placement = planned_run("agd", (f"task={shape.task}", "island.tensor=2"), 4, ())
+    planned = situation_of(run, Dropped(), placement, None).plan(run.strategy)
+    summary = json.loads((given / "summary.json").read_text())
+    assert summary["bytes_sent_per_step"] == pytest.approx(planned.bytes_per_step, rel=1e-9)
+
+
 @pytest.mark.full
 def test_an_interrupted_run_of_islands_goes_on_within_an_epoch(tmp_path: Path) -> None:
     given, expected = tmp_path / "islands", tmp_path / "wholes"
@@ -131,6 +157,12 @@ def test_an_interrupted_run_of_islands_goes_on_within_an_epoch(tmp_path: Path) -
         pytest.param(MPI, DILOCO, marks=pytest.mark.mpi),
         pytest.param(MPI, ["dpsgd"], marks=pytest.mark.mpi),
         (HSDP, DILOCO),
+        (TENSOR, DILOCO),
+        (TENSOR_SHORT, [*DILOCO[:2], "optimizer={name: sgd, lr: 0.1}"]),
+        (TENSOR_SHORT, ["agd", "optimizer={name: sgd, lr: 0.1, momentum: 0.9}"]),
+        (BOTH, DILOCO),
+        (BOTH, ["agd", "clip_grad_norm=0.05", "accumulate=2"]),
+        (replace(BOTH, bound=1e-6, task="islands.task:EvenShort"), ["dpsgd"]),
         (FOUR, ["dpsgd", "parameters.0.topology=ring"]),
         (
             FOUR,
@@ -151,6 +183,12 @@ def test_an_interrupted_run_of_islands_goes_on_within_an_epoch(tmp_path: Path) -
         "diloco over mpi",
         "dpsgd over mpi",
         "hsdp",
+        "tensor parallel, diloco",
+        "tensor parallel, float32, diloco",
+        "tensor parallel, float32, agd",
+        "fsdp and tensor parallel, diloco",
+        "fsdp and tensor parallel, agd",
+        "fsdp and tensor parallel, float32, dpsgd",
         "four islands",
         "two levels",
     ],
@@ -193,6 +231,27 @@ def test_a_sweep_between_islands(tmp_path: Path) -> None:
         (
             ["agd", "optimizer.fused=true", "island.shard=2", "-n", "4"],
             "torch's SGD with fused=True takes no shards",
+        ),
+        (
+            ["agd", "task=islands.task:Even", "island.tensor=3", "-n", "6"],
+            "island.tensor is 3, and task islands.task:Even: 4 heads do not divide evenly",
+        ),
+        (["agd", "island.tensor=2", "-n", "4"], "task digits: there is no plan of tensor parallelism"),
+        (
+            ["agd", "task=islands.task:Uneven", "island.tensor=2", "-n", "4"],
+            r"parameter head.weight of shape .13, 12. does not divide evenly along its dimension 0",
+        ),
+        (
+            ["agd", "task=islands.task:Misnamed", "island.tensor=2", "-n", "4"],
+            "tensor_plan names 'layers.*.attention', and the model has no such module",
+        ),
+        (
+            ["agd", "task=islands.task:Even", "island.tensor=2", "optimizer.foreach=true", "-n", "4"],
+            "optimizer.foreach: torch steps",
+        ),
+        (
+            ["eager.majority", "task=islands.task:Even", "island.tensor=2", "-n", "4"],
+            "the model is sharded, and with",
         ),
         (["eapipe", "island.shard=2", "-n", "4"], "island of 2 ranks: engine .* takes whole models"),
     ],

@@ -6,6 +6,7 @@ The oracle is a virtual rank for each island, with the whole model and all that 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -29,6 +30,7 @@ from hocket.transport.network import NetworkModel
 
 RANKS = Path(__file__).parent / "islands" / "ranks.py"
 
+ALL = CASES | WIDE
 
 #: Runs a module of `islands` on ranks to their end, given a folder, the module, the ranks and names.
 Start = Callable[..., None]
@@ -64,13 +66,16 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def trained(started: Start, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """Train the cases that are chosen, in one launch."""
+    """Train the cases that are chosen, in a launch for each number of ranks."""
     folder = tmp_path_factory.mktemp("islands")
     chosen = [item for item in request.session.items if isinstance(item, pytest.Function)]
     names = [
         str(item.callspec.params["name"]) for item in chosen if item.originalname == "test_as_whole_models"
     ]
-    started(folder, "trained", 4, *names)
+    for ranks in (4, 8):
+        of_ranks = [name for name in names if math.prod(ALL[name].shape) == ranks]
+        if of_ranks:
+            started(folder, "trained", ranks, *of_ranks)
     return folder
 
 
@@ -82,21 +87,21 @@ def trained_too(started: Start, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.often])
+@pytest.mark.parametrize("name", [name for name, case in ALL.items() if case.often])
 def test_as_whole_models(name: str, trained: Path) -> None:
     compare(name, trained)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [name for name, case in (CASES | WIDE).items() if not case.often])
+@pytest.mark.parametrize("name", [name for name, case in ALL.items() if not case.often])
 def test_more_as_whole_models(name: str, trained_too: Path) -> None:
     compare(name, trained_too)
 
 
 def compare(name: str, trained: Path) -> None:
     """Compare what islands have come to with whole models."""
-    case = (CASES | WIDE)[name]
+    case = ALL[name]
     islands = range(case.shape[0])
     shards = [torch.load(trained / f"{name}.{island}.pt", weights_only=True) for island in islands]
     wholes = hocket.virtual(len(islands)).run(lambda: run_whole(case, hocket.join().rank))
@@ -174,21 +179,32 @@ def model_of(folder: Path, case: Any) -> dict[str, torch.Tensor]:
     return full(model)
 
 
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+MPI = ("hocket", "launch", "-n", "4", "--transport", "mpi")
+
+
 @pytest.mark.parametrize(
-    "starter",
+    ("script", "starter"),
     [
-        pytest.param(
-            ("torch.distributed.run", "--standalone", "--nproc-per-node", "4"), marks=pytest.mark.full
-        ),
-        pytest.param(("hocket", "launch", "-n", "4", "--transport", "mpi"), marks=pytest.mark.mpi),
+        pytest.param("train.py", TORCHRUN, marks=pytest.mark.full),
+        pytest.param("train.py", MPI, marks=pytest.mark.mpi),
+        pytest.param("tensor_parallel.py", TORCHRUN),
+        pytest.param("tensor_parallel.py", MPI, marks=[pytest.mark.full, pytest.mark.mpi]),
     ],
-    ids=["torchrun", "mpi"],
+    ids=["sharded, torchrun", "sharded, mpi", "tensor parallel, torchrun", "tensor parallel, mpi"],
 )
-def test_the_script_of_the_page(starter: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_scripts_of_the_page(script: str, starter: tuple[str, ...], tmp_path: Path) -> None:
     page = (Path(__file__).parents[1] / "docs/islands.md").read_text()
-    script = tmp_path / "train.py"
-    script.write_text(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[0])
-    command = [sys.executable, "-m", *starter, str(script)]
+    [code] = (
+        code for code in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if f"# {script}:" in code
+    )
+    (tmp_path / script).write_text(code)
+    command = [sys.executable, "-m", *starter, script]
     job = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
-    assert "2 islands of 2 ranks (shard 2): 0-1, 2-3; each rank reads 1 of 4 shares" in job.stderr, job.stderr
+    found = (
+        "(shard 2): 0-1, 2-3; each rank reads 1 of 4"
+        if script == "train.py"
+        else "(tp 2): 0-1, 2-3; each rank reads 1 of 2"
+    )
+    assert f"2 islands of 2 ranks {found} shares" in job.stderr, job.stderr
     assert float(re.findall(r"accuracy ([0-9.]+)", job.stdout)[0]) > 0.85

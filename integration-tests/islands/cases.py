@@ -179,7 +179,10 @@ GROUPS = ("gradients.0.over.by=null", "gradients.0.over.size=2")
 
 #: On 8 ranks: four islands that differ, and islands of four ranks.
 _BETWEEN_FOUR: dict[str, Sequence[Any]] = {
+    "sgd": ["sgd"],
     "dpsgd": ["dpsgd"],
+    "diloco": DILOCO,
+    "redsync": ["redsync"],
     "sgp": ["sgp"],
     "overlap_sgp": ["overlap_sgp"],
     "push-sum": [{"gradients": [], "parameters": [PUSH_SUM]}],
@@ -191,7 +194,8 @@ _BETWEEN_FOUR: dict[str, Sequence[Any]] = {
     "gossipgrad without samples": ["gossipgrad", "samples=null", "parameters.0.overlap=none"],
 }
 WIDE = {
-    f"four islands, {name}": Case(strategy, shape=(4, 2), steps=7) for name, strategy in _BETWEEN_FOUR.items()
+    f"four islands, {name}": Case(strategy, shape=(4, 2), steps=7, often=name == "dpsgd")
+    for name, strategy in _BETWEEN_FOUR.items()
 }
 for kind, sizes in (("hsdp", (2, 2, 2)), ("fsdp tp", (2, 2, 2)), ("fsdp sp", (2, 2, 2)), ("sp", (2, 4))):
     WIDE |= {

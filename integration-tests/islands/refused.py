@@ -83,7 +83,7 @@ def refused_runs() -> None:
     with pytest.raises(
         UserError, match=r"model of task islands.task:Scaled cannot be sharded, as torch says: .*scalar"
     ):
-        training.shard(Scaled().model(), run, torch.device("cpu"), lambda: None)
+        training.shard(Scaled().model(), run, Scaled(), torch.device("cpu"), lambda: None)
 
 
 def refused_steps(mesh: Any) -> None:

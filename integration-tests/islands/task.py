@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 from torch.nn import functional as F
 
 from hocket.api import Task, TaskData, TensorSamples
 from hocket_tasks.transformer import CharacterTransformer
 
-__all__ = ["Characters", "Scaled", "Short"]
+__all__ = ["Characters", "Dropped", "Even", "EvenShort", "Misnamed", "Scaled", "Short", "Uneven"]
 
 #: The last batch of an epoch is uneven, in islands as for whole models, and one of four ranks has nothing to evaluate.
 TRAINED, HELD_OUT = 103, 3
@@ -55,3 +59,53 @@ class Short(Characters):
 
     def model(self) -> nn.Module:
         return super().model().float()
+
+
+@dataclass(frozen=True)
+class Even(Characters):
+    """The same with heads and hidden units that two ranks can share out, by the task's plan."""
+
+    hidden: int = 12
+    heads: int = 4
+
+    def model(self) -> nn.Module:
+        return CharacterTransformer(NUM_CHARACTERS, LENGTH, self.hidden, layers=2, heads=self.heads).double()
+
+    def tensor_plan(self, model: nn.Module, ranks: int) -> Mapping[str, ParallelStyle]:
+        assert isinstance(model, CharacterTransformer)
+        return model.tensor_plan(ranks)
+
+
+@dataclass(frozen=True)
+class EvenShort(Even):
+    """The same in float32."""
+
+    def model(self) -> nn.Module:
+        return super().model().float()
+
+
+@dataclass(frozen=True)
+class Uneven(Even):
+    """The same with a plan that gives two ranks different parts."""
+
+    def tensor_plan(self, model: nn.Module, ranks: int) -> Mapping[str, ParallelStyle]:
+        return {"head": ColwiseParallel(output_layouts=Replicate())}
+
+
+@dataclass(frozen=True)
+class Misnamed(Even):
+    """The same with a plan of a module that is not there."""
+
+    def tensor_plan(self, model: nn.Module, ranks: int) -> Mapping[str, ParallelStyle]:
+        return {"layers.*.attention": ColwiseParallel()}
+
+
+@dataclass(frozen=True)
+class Dropped(Even):
+    """The same with dropout of what ranks that share out a computation have whole."""
+
+    def model(self) -> nn.Module:
+        model: Any = super().model()
+        model.norm = nn.Sequential(model.norm, nn.Dropout(0.2))
+        whole: nn.Module = model
+        return whole

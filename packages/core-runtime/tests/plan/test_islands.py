@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import pytest
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 import hocket
-from hocket.cli.planned import planned_run
+from hocket.cli.planned import planned_run, situation_of
 from hocket.errors import UserError
 from hocket.plan.plan import plan
+from hocket.task.digits import Digits
 from hocket.transport.hosts import parse_hosts
 from hocket.transport.network import NetworkModel
 
@@ -60,3 +65,26 @@ def test_parts_of_islands_are_refused() -> None:
         planned_run("sgd", ("island={shard: 4}",), 6, ())
     with pytest.raises(UserError, match="--hosts ISLANDSx16, with the bandwidth of its link"):
         planned_run("sgd", ("island={shard: 16}",), None, parse_hosts("4x8"))
+
+
+@dataclass(frozen=True)
+class Split(Digits):
+    """A task with a plan of tensor parallelism for one of its layers, and for half of another."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64), nn.Linear(64, 10))
+
+    def tensor_plan(self, model: nn.Module, ranks: int) -> Mapping[str, ParallelStyle]:
+        return {"0": ColwiseParallel(), "1": RowwiseParallel()}
+
+
+@pytest.mark.parametrize(("island", "shards"), [("{tensor: 2}", 1), ("{shard: 4, tensor: 2}", 4)])
+def test_parameters_that_a_plan_leaves_whole(island: str, shards: int) -> None:
+    split, whole = 128 * 64 + 128 + 128 * 64, 64 + 64 * 10 + 10
+    run, placement = planned_run("periodic_average", (f"island={island}",), 4 * shards, ())
+    planned = situation_of(run, Split(), placement, None).plan(run.strategy)
+    assert planned.ranks == 2
+    assert planned.num_parameters == split + whole
+    assert planned.model_bytes == pytest.approx(4 * (split / 2 + whole) / shards, abs=4 * 6)
+    given = situation_of(run, Split(), placement, ("equal", nn.Linear(64, 64))).plan(run.strategy)
+    assert given.model_bytes == 4 * 65 * 64 / 2 / shards

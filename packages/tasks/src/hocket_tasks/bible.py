@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +18,9 @@ from hocket_tasks.bible_text import FILE, read_verses
 from hocket_tasks.recurrent import CharacterModel
 from hocket_tasks.sequences import NextElements, Sequences
 from hocket_tasks.transformer import CharacterTransformer
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 __all__ = ["Bible", "Network"]
 
@@ -88,6 +93,9 @@ class Bible(Task):
             return CharacterModel(_NUM_CHARACTERS, self.hidden)
         longest = self.longest - 1 if self.length is None else self.length
         return CharacterTransformer(_NUM_CHARACTERS, longest, self.hidden, self.layers, self.heads)
+
+    def tensor_plan(self, model: nn.Module, ranks: int) -> Mapping[str, ParallelStyle]:
+        return model.tensor_plan(ranks) if isinstance(model, CharacterTransformer) else {}
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         nats = cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=0, reduction="none")

@@ -5,7 +5,12 @@ Shapes: B batch, T characters of a sequence, H hidden units, K characters.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 __all__ = ["CharacterTransformer"]
 
@@ -24,6 +29,7 @@ class CharacterTransformer(nn.Module):
 
     def __init__(self, num_characters: int, longest: int, hidden: int, layers: int, heads: int) -> None:
         super().__init__()
+        self.heads = heads
         self.embedding = nn.Embedding(num_characters, hidden)
         self.places = nn.Embedding(longest, hidden)
         self.layers = nn.ModuleList(_layer(hidden, heads) for _ in range(layers))
@@ -40,6 +46,25 @@ class CharacterTransformer(nn.Module):
             states = layer(states, src_mask=ahead, is_causal=True)
         logits: Tensor = self.head(self.norm(states))
         return logits
+
+    def tensor_plan(self, ranks: int) -> dict[str, ParallelStyle]:
+        """Return the plan by which ranks share out heads and the hidden units between; all else stays whole.
+
+        Raises:
+            ValueError: the heads do not divide evenly.
+        """
+        if self.heads % ranks:
+            raise ValueError(f"{self.heads} heads do not divide evenly: choose a number that divides them")
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+        from hocket_tasks.heads import HeadsParallel
+
+        return {
+            "layers.*.self_attn": HeadsParallel(),
+            "layers.*.self_attn.out_proj": RowwiseParallel(),
+            "layers.*.linear1": ColwiseParallel(),
+            "layers.*.linear2": RowwiseParallel(),
+        }
 
 
 def _layer(hidden: int, heads: int) -> nn.Module:

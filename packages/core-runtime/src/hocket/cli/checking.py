@@ -7,7 +7,7 @@ from hocket.task.api import Task, TaskData
 from hocket.task.user import exits_refused
 from hocket.training.run import RunConfig, build_engine, build_task
 
-__all__ = ["check_run", "checked_data"]
+__all__ = ["check_run", "check_tensor_plan", "checked_data"]
 
 
 def checked_data(run: RunConfig, resume: bool) -> TaskData:
@@ -16,6 +16,7 @@ def checked_data(run: RunConfig, resume: bool) -> TaskData:
     Raises:
         CheckpointError: there is no model to begin with.
         ConfigError: the task ends the process.
+        CompositionError: the model cannot be divided as the run's islands say.
     """
     from hocket.checkpoint.model_files import open_model
 
@@ -23,7 +24,22 @@ def checked_data(run: RunConfig, resume: bool) -> TaskData:
         with open_model(path_of(run.start_from, "start_from")):
             pass
     with exits_refused(run.task.name):
-        return check_run(run).data(run.seed)
+        task = check_run(run)
+        check_tensor_plan(run, task)
+        return task.data(run.seed)
+
+
+def check_tensor_plan(run: RunConfig, task: Task) -> None:
+    """Check a task's plan of tensor parallelism, if the run's islands need one.
+
+    Raises:
+        CompositionError: there is none, or the model does not divide so.
+    """
+    from hocket.plan.models import model_of
+    from hocket.training.tensor_parallel import checked_plan
+
+    if run.island.tensor > 1:
+        checked_plan(run, task, model_of(task.model))
 
 
 def check_run(run: RunConfig) -> Task:
@@ -41,6 +57,7 @@ def check_run(run: RunConfig) -> Task:
     from hocket.session.refusals import check_optimizer_terms
     from hocket.training.meters import meters_of
     from hocket.training.schedules import Schedules
+    from hocket.training.tensor_parallel import refuse_lists
 
     for logger in run.loggers:
         logger.check()
@@ -54,5 +71,7 @@ def check_run(run: RunConfig) -> Task:
         check_optimizer_terms(run.strategy, optimizer)
     if run.island.ranks > 1:
         check_sharded(optimizers, run.strategy)
+    if run.island.tensor > 1:
+        refuse_lists(optimizers)
     Schedules(run.schedulers, optimizers).check()
     return task

@@ -9,7 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hocket.cli.combinations import target_and_overrides
+from hocket.cli.network_options import GivenModel
 from hocket.errors import UserError
+from hocket.plan.models import model_of
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig, build_engine, load_run
 from hocket.transport.hosts import Host, share_out
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.situation import TrainingSituation
     from hocket.strategy.strategy import Strategy
+    from hocket.task import Task
 
-__all__ = ["placed", "planned_run", "planned_with_copy"]
+__all__ = ["placed", "planned_run", "planned_with_copy", "situation_of"]
 
 #: The number of ranks to plan for by default.
 _DEFAULT_RANKS = 4
@@ -66,6 +69,26 @@ def placed(run: RunConfig, ranks_of_hosts: Sequence[int]) -> Placement:
     return Placement.of_counts([ranks // island for ranks in ranks_of_hosts])
 
 
+def situation_of(
+    run: RunConfig, task: Task, placement: Placement, given: GivenModel | None
+) -> TrainingSituation:
+    """Return the situation of a run, with the model of its task or a given one.
+
+    Raises:
+        CompositionError: the task's model cannot be divided as the run says.
+    """
+    from hocket.plan.situation import TrainingSituation
+    from hocket.training.tensor_parallel import ranks_of_parameters
+
+    if given is None:
+        model = model_of(task.model)
+        return TrainingSituation(model, placement, run, ranks_of_parameters(run, task, model))
+    _, model = given
+    equally = run.island.shard * run.island.tensor
+    divided = dict.fromkeys((name for name, _ in model.named_parameters()), equally)
+    return TrainingSituation(model, placement, run, divided)
+
+
 def planned_with_copy(run: RunConfig, situation: TrainingSituation, strategy: Strategy) -> Plan:
     """Return the plan of a run's strategy, with the copy from which checkpoints beside training are written."""
     from hocket.config.optimizer import build_optimizers
@@ -77,4 +100,4 @@ def planned_with_copy(run: RunConfig, situation: TrainingSituation, strategy: St
     if not saves_beside or not isinstance(build_engine(run), DataParallel):
         return plan
     build = partial(build_optimizers, run.optimizer)
-    return replace(plan, copied_bytes=saved_bytes(plan, situation.model, build, run.island.shard))
+    return replace(plan, copied_bytes=saved_bytes(plan, situation.model, build, situation.divided))

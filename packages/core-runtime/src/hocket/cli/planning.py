@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from hocket.cli.network_options import GivenModel
 from hocket.cli.plan_text import ASSUMED_OVERLAP, assumptions, copy_of, ranks_of, size_of, title
-from hocket.cli.planned import planned_run, planned_with_copy
+from hocket.cli.planned import planned_run, planned_with_copy, situation_of
 from hocket.cli.printing import say
 from hocket.cli.table import show_table
 from hocket.errors import UserError
 from hocket.outer.merge import AddDisplacement
-from hocket.plan.models import model_of
 from hocket.quantities import format_bytes, format_seconds
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig, build_engine
@@ -68,11 +67,10 @@ def plan_command(
 
     from hocket.cli.checking import check_run
     from hocket.cli.planning_stages import show_stages, stages_of
-    from hocket.plan.situation import TrainingSituation
 
     task = check_run(run)
 
-    situation = TrainingSituation(model_of(task.model) if given is None else given[1], placement, run)
+    situation = situation_of(run, task, placement, given)
     engine = build_engine(run)
     stages = stages_of(run, engine, task)
     if stages and given is not None:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from hocket.cli.network_options import GivenModel
 from hocket.cli.plan_text import HOSTS, ranks_of, size_of
-from hocket.cli.planned import planned_run, planned_with_copy
+from hocket.cli.planned import planned_run, planned_with_copy, situation_of
 from hocket.cli.printing import say
 from hocket.cli.table import show_table
 from hocket.config.component import component_name
-from hocket.plan.models import model_of
 from hocket.quantities import format_bytes, format_seconds
 from hocket.strategy.scope import Placement
 from hocket.strategy.strategy import Phase
@@ -42,7 +41,6 @@ def plan_several(
     planned = [planned_run(target, overrides, ranks, hosts) for target in targets]
 
     from hocket.cli.checking import check_run
-    from hocket.plan.situation import TrainingSituation
 
     # If any run has `compute.step_s`, there is a column for the share of time that ranks compute.
     with_share = any(run.compute.step_s for run, _ in planned)
@@ -52,7 +50,7 @@ def plan_several(
     copies = False
     for target, (run, placement) in zip(targets, planned, strict=True):
         task = check_run(run)
-        situation = TrainingSituation(model_of(task.model) if given is None else given[1], placement, run)
+        situation = situation_of(run, task, placement, given)
         for phase in run.strategy.in_phases:
             costs = planned_with_copy(run, situation, phase.strategy)
             copies = copies or bool(costs.copied_bytes)

@@ -21,7 +21,7 @@ island_option: Option = click.option(
 
 def island_overrides(island: int | None) -> list[str]:
     """Return `--island` as overrides of a run's file."""
-    return [] if island is None else [f"island.shard={island}", "island.replicate=1"]
+    return [] if island is None else [f"island.shard={island}", "island.replicate=1", "island.tensor=1"]
 
 
 def ranks_option(default: str) -> Option:

@@ -31,7 +31,7 @@ from hocket.results.history import read_summary
 from hocket.results.provenance import describe_start
 from hocket.training.devices import choose_device
 from hocket.training.observer import Display, text_of_metrics
-from hocket.training.run import RunConfig, build_engine, load_run, resolved
+from hocket.training.run import RunConfig, load_run, resolved
 from hocket.transport.hosts import are_here
 from hocket.transport.island_jobs import refuse_without_ranks
 from hocket.transport.joining import chosen_transport, launched, launched_rank
@@ -244,7 +244,7 @@ def _show_length(run: RunConfig, data: TaskData) -> None:
 
     assert run.ranks is not None
     samples = len(cast(Sized, data.train))
-    shares = build_engine(run).data_size(run.ranks)
+    shares = run.shares(run.ranks)
     per_epoch = steps_per_epoch(run, samples, shares)
     steps = min(run.steps or per_epoch * run.epochs, per_epoch * run.epochs)
     for text in unreached(run.strategy, steps, run.replicas(run.ranks)):

@@ -15,7 +15,7 @@ from statistics import median
 
 from hocket.cli.checking import check_run
 from hocket.cli.network_options import model_asked
-from hocket.cli.planned import placed
+from hocket.cli.planned import placed, situation_of
 from hocket.cli.rank_options import island_overrides
 from hocket.config.settings import RunSettings
 from hocket.config.source import SLOTS, based_on, parse_override
@@ -23,7 +23,6 @@ from hocket.delays import RandomSubset
 from hocket.errors import ConfigError, HocketError, UserError
 from hocket.plain import TreeView
 from hocket.plan.advice import UNMEASURED, AdvisedStrategy, measured_cost, predict
-from hocket.plan.models import model_of
 from hocket.plan.packing_time import packing_seconds
 from hocket.plan.situation import TrainingSituation
 from hocket.plugin import Registry
@@ -148,7 +147,7 @@ class Asked:
                 "measures it"
             )
         settings = replace(base, compute=replace(base.compute, step_s=step_s))
-        return TrainingSituation(model_of(task.model) if given is None else given[1], placement, settings)
+        return situation_of(settings, task, placement, given)
 
     def strategies(self, situation: TrainingSituation) -> tuple[list[AdvisedStrategy], dict[str, str]]:
         """Return the strategies to compare, and the reasons by name of recipes that are left out.

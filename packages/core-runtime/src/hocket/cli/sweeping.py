@@ -311,11 +311,12 @@ def _held(folder: Path) -> Iterator[int]:
 
 def _check(chosen: Sequence[Combination]) -> None:
     """Check all runs before the first starts; equal tasks are checked once."""
-    from hocket.cli.checking import check_run
+    from hocket.cli.checking import check_run, check_tensor_plan
 
     seen = set()
     for run in (each.run for each in chosen):
         task = check_run(run)
+        check_tensor_plan(run, task)
         if (key := _task_key(run)) not in seen:
             task.data(run.seed)
             seen.add(key)

@@ -107,19 +107,22 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class IslandSettings:
-    """The ranks that hold one replica of the model together, sharded by FSDP2; strategies run between such islands.
+    """The ranks that share one replica, by FSDP2 or tensor parallelism; strategies run between islands.
 
     Attributes:
         shard: the number of ranks over which each replica is sharded, 1 or more; 1 for a whole model on every rank.
         replicate: the number of such shardings in an island, whose gradients FSDP2 averages in each step (HSDP); 1 or
             more.
+        tensor: the number of ranks that share each shard by tensor parallelism, and compute with the same samples, 1 or
+            more; the task gives the plan.
     """
 
     shard: int = 1
     replicate: int = 1
+    tensor: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("shard", "replicate"):
+        for name in ("shard", "replicate", "tensor"):
             value = getattr(self, name)
             if not 1 <= value <= MOST_RANKS:
                 raise ValueError(f"{name} must be 1 to {MOST_RANKS}, not {value}")
@@ -132,7 +135,7 @@ class IslandSettings:
     @property
     def ranks(self) -> int:
         """The number of ranks of an island; 1 for whole models."""
-        return self.shard * self.replicate
+        return self.shard * self.replicate * self.tensor
 
     def count(self, ranks: int) -> str:
         """Return a number of ranks, and that of their islands, as text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -96,7 +97,7 @@ def plan(
     network: NetworkModel,
     *,
     shared_bytes: float = math.inf,
-    island: int = 1,
+    island: int | Mapping[str, int] = 1,
 ) -> Plan:
     """Plan a strategy for a model.
 
@@ -107,8 +108,9 @@ def plan(
         network: the network to predict seconds for, between hosts; with one host, between its ranks.
         shared_bytes: least size, in bytes, of segments in memory shared by the ranks of a host; infinite if they share
             none.
-        island: number of ranks that shard a replica; where it is more than 1, `ranks` counts islands, the costs are
-            those of a rank with its column, and `network` is its share of the island's link.
+        island: number of ranks among which each parameter of a replica is divided, or that of each by name (1 for
+            others); where it is more than 1, `ranks` counts islands, the costs are those of a rank with its
+            column, and `network` is its share of the island's link.
 
     Raises:
         CompositionError: a scope or a topology is not defined for this number of ranks, or segments outnumber a period.
@@ -117,16 +119,18 @@ def plan(
     strategy.check_size(placement)
     spans = named_spans((name, p) for name, p in model.named_parameters() if p.requires_grad)
     numel = sum(span.numel for span in spans)
-    if island > 1:
-        spans = [replace(s, numel=-(-s.numel // island), whole_numel=s.numel) for s in spans]
+    of = island if isinstance(island, Mapping) else dict.fromkeys((s.name for s in spans), island)
+    in_pieces = any(of.get(s.name, 1) > 1 for s in spans)
+    if in_pieces:
+        spans = [replace(s, numel=-(-s.numel // of.get(s.name, 1)), whole_numel=s.numel) for s in spans]
     planned = (
-        _planned(exchange, spans, placement, network, strategy, shared_bytes, in_pieces=island > 1)
+        _planned(exchange, spans, placement, network, strategy, shared_bytes, in_pieces=in_pieces)
         for exchange in strategy.exchanges
     )
     exchanges = tuple(_with_buffers(each, model, placement, network) for each in planned)
     nbytes = sum(span.numel * span.dtype.itemsize for span in spans)
     num_buffers = len(averaged_buffers(model))
-    return Plan(strategy, placement.size, numel, nbytes, num_buffers, exchanges, island > 1)
+    return Plan(strategy, placement.size, numel, nbytes, num_buffers, exchanges, in_pieces)
 
 
 def _planned(

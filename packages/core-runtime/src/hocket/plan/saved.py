@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +22,10 @@ __all__ = ["saved_bytes"]
 
 
 def saved_bytes(
-    plan: Plan, model: nn.Module, optimizers: Callable[[nn.Module], Sequence[Optimizer]], island: int = 1
+    plan: Plan,
+    model: nn.Module,
+    optimizers: Callable[[nn.Module], Sequence[Optimizer]],
+    divided: Mapping[str, int] = MappingProxyType({}),
 ) -> int:
     """Return the bytes of a rank's state: model, optimizers after a step, and what exchanges keep.
 
@@ -28,29 +33,34 @@ def saved_bytes(
         plan: of the strategy.
         model: on any device, `meta` included.
         optimizers: builds the optimizers of a model.
-        island: number of ranks that shard a replica.
+        divided: by name, the number of ranks among which a parameter and its optimizer's state are divided; 1 for
+            others.
     """
     is_empty = all(parameter.is_meta for parameter in model.parameters())
     held = model if is_empty else copy.deepcopy(model).to("meta")
-    parameters = _nbytes(held.parameters()) + _optimizer_bytes(held, optimizers(held))
-    return round(-(-parameters // island) + _nbytes(held.buffers()) + sum(map(_kept_bytes, plan.exchanges)))
+    of_optimizers = _optimizer_bytes(held, optimizers(held))
+    parameters = sum(
+        -(-(_nbytes([parameter]) + of_optimizers[parameter]) // divided.get(name, 1))
+        for name, parameter in held.named_parameters()
+    )
+    return round(parameters + _nbytes(held.buffers()) + sum(map(_kept_bytes, plan.exchanges)))
 
 
-def _optimizer_bytes(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
-    """Return the bytes of the optimizers' state after a step without values.
+def _optimizer_bytes(model: nn.Module, optimizers: Sequence[Optimizer]) -> Counter[Tensor]:
+    """Return the bytes of the optimizers' state after a step without values, by parameter.
 
     An optimizer that reads values cannot make it; then only what it has made until then counts.
     """
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-    total = 0
+    found: Counter[Tensor] = Counter()
     for optimizer in optimizers:
         with contextlib.suppress(RuntimeError, NotImplementedError):
             optimizer.step()
-        values = (each for state in optimizer.state.values() for each in state.values())
-        total += _nbytes(each for each in values if isinstance(each, Tensor))
+        for stepped, state in optimizer.state.items():
+            found[stepped] += _nbytes(each for each in state.values() if isinstance(each, Tensor))
     model.zero_grad()
-    return total
+    return found
 
 
 def _kept_bytes(planned: ExchangePlan) -> float:

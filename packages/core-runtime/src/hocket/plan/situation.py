@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -25,11 +26,14 @@ class TrainingSituation:
         model: of which names, shapes and dtypes are used.
         placement: the hosts of the replicas, which are ranks or islands.
         settings: the network, the computing of a step, late ranks and islands.
+        divided: by name, the number of an island's ranks among which a parameter is divided; 1 for
+            others.
     """
 
     model: nn.Module
     placement: Placement
     settings: RunSettings
+    divided: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:
@@ -42,8 +46,9 @@ class TrainingSituation:
         shared_bytes = math.inf if settings.transport is TransportName.VIRTUAL else SMALLEST_BYTES
         share = (bandwidth or settings.network.bandwidth_bits_per_s) / settings.island.ranks
         network = replace(settings.network, bandwidth_bits_per_s=share)
-        island = settings.island.shard
-        return plan(strategy, self.model, self.placement, network, shared_bytes=shared_bytes, island=island)
+        return plan(
+            strategy, self.model, self.placement, network, shared_bytes=shared_bytes, island=self.divided
+        )
 
     def held_up_seconds(self, plan: Plan) -> float:
         """Return the mean seconds of a step in which late ranks hold up a rank."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -12,6 +13,9 @@ from torch.utils.data import Dataset
 from hocket.configured import Configured
 from hocket.errors import ConfigError
 from hocket.plain import Batch, TreeView
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 __all__ = ["Task", "TaskData"]
 
@@ -96,5 +100,20 @@ class Task(Configured, ABC):
         """Return metrics other than means over samples: torchmetrics objects by name, or a MetricCollection.
 
         Each evaluation takes copies of them, which see the outputs and targets of all ranks.
+        """
+        return {}
+
+    def tensor_plan(self, model: nn.Module, ranks: int) -> Mapping[str, ParallelStyle]:
+        """Return the plan by which torch's `parallelize_module` splits the model over ranks; empty if there is none.
+
+        Args:
+            model: as `model` returns it, perhaps without memory.
+            ranks: the number of ranks that share it, `island.tensor` of a run.
+
+        Returns:
+            Styles by the names of modules, which may be patterns: `{"layers.*.up": ColwiseParallel()}`.
+
+        Raises:
+            ValueError: the model does not divide among so many ranks; says what does.
         """
         return {}

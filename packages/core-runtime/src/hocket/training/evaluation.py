@@ -105,11 +105,16 @@ def evaluate_together(
     Collective.
     """
     count = len(cast(Sized, samples))
-    mine = range(session.rank, count, session.size)
-    most = len(range(0, count, session.size))  # of rank 0
-    meters = meters_of(task, lambda tensor: _gather(session, tensor) if session.size > 1 else [tensor])
+    island = session.inner.island
+    mine = range(island.data_rank, count, island.data_size)
+    most = len(range(0, count, island.data_size))  # of rank 0
+    readers = _readers(session)
+    meters = meters_of(
+        task, lambda tensor: _gather(session, tensor, readers) if session.size > 1 else [tensor]
+    )
     part = evaluate(session.model, task, loss, samples, mine, device, meters, -(-most // _BATCH))
-    parts = session.gather([part.samples, part.loss, part.metrics])
+    of_ranks = session.gather([part.samples, part.loss, part.metrics])
+    parts = [of_ranks[rank] for rank in readers]
     names = part.metrics.keys() | {name for _, _, metrics in parts for name in metrics}
     return Evaluation(
         sum(count for count, _, _ in parts),
@@ -119,11 +124,19 @@ def evaluate_together(
     ).values()
 
 
-def _gather(session: Session, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors of all ranks that have seen samples; those of other ranks are empty, of any dtype."""
-    gathered = [
-        unpack(each).to(tensor.device) for each in session.peer.allgather_bytes(pack(tensor.detach()))
-    ]
+def _readers(session: Session) -> Sequence[int]:
+    """Return a rank for each share of the samples: several may compute with the same ones; collective."""
+    island = session.inner.island
+    if island.data_size == session.size:
+        return range(session.size)
+    shares = session.gather(island.data_rank)
+    return [shares.index(share) for share in range(island.data_size)]
+
+
+def _gather(session: Session, tensor: torch.Tensor, readers: Sequence[int]) -> list[torch.Tensor]:
+    """Return the tensors of the readers that have seen samples; those of others are empty, of any dtype."""
+    of_ranks = session.peer.allgather_bytes(pack(tensor.detach()))
+    gathered = [unpack(of_ranks[rank]).to(tensor.device) for rank in readers]
     return [each for each in gathered if each.numel()] or gathered
 
 

@@ -1,4 +1,4 @@
-"""The islands of a run: ranks over which FSDP2 shards each replica of the model. Importing this imports no torch."""
+"""The islands of a run: ranks that share each replica, by FSDP2 or tensor parallelism. Imports no torch by itself."""
 
 from __future__ import annotations
 
@@ -16,32 +16,40 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from hocket.task import Task
+
 __all__ = ["leave_islands", "shard"]
 
 
-def shard(model: nn.Module, run: RunConfig, device: torch.device, evaluates: Callable[[], object]) -> None:
+def shard(
+    model: nn.Module, run: RunConfig, task: Task, device: torch.device, evaluates: Callable[[], object]
+) -> None:
     """Shard a model over the ranks of this rank's island, in place; collective over all ranks.
 
-    FSDP2 gathers each layer of a `ModuleList` by itself, and all else with the model.
+    Tensor parallelism splits what the task's plan names. FSDP2 gathers each layer of a `ModuleList` by itself, and all
+    else with the model.
 
     Args:
         model: on `device`, with the same values on all ranks.
         run: the run's file.
+        task: the run's, which gives the plan.
         device: this rank's.
         evaluates: calls the model, to find out whether it works when it is sharded.
 
     Raises:
         UserError: the model cannot be sharded; gives torch's reason.
     """
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import parallelize_module
 
     from hocket.segment.shards import fsdp_modules
+    from hocket.training.tensor_parallel import checked_plan
 
-    mesh = _mesh(run, device)
+    island, mesh = run.island, _mesh(run, device)
     try:
-        for layer in reversed([*_layers(model)]):  # those within others first
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+        if island.tensor > 1:
+            parallelize_module(model, mesh["tp"], checked_plan(run, task, model))
+        if island.shard > 1:
+            _shard_fully(model, mesh["replicate", "shard"] if island.replicate > 1 else mesh["shard"])
         evaluates()
         for module in fsdp_modules(model):
             module.reshard()  # what the evaluation has gathered hides the shards
@@ -53,6 +61,14 @@ def shard(model: nn.Module, run: RunConfig, device: torch.device, evaluates: Cal
         ) from error
 
 
+def _shard_fully(model: nn.Module, mesh: DeviceMesh) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in reversed([*_layers(model)]):  # those within others first
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
 def leave_islands(run: RunConfig) -> None:
     """Leave the ranks' process group of torch, where the run has islands; collective."""
     if run.island.ranks > 1:
@@ -62,7 +78,7 @@ def leave_islands(run: RunConfig) -> None:
 
 
 def _mesh(run: RunConfig, device: torch.device) -> DeviceMesh:
-    """Return the mesh of this rank's island, in a process group of torch that all ranks join."""
+    """Return the mesh of all ranks, in a process group of torch that they join."""
     import torch
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
@@ -76,9 +92,8 @@ def _mesh(run: RunConfig, device: torch.device) -> DeviceMesh:
     if distributed.get_rank():  # what torch warns of on all ranks is said once
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     island = run.island
-    sizes = (distributed.get_world_size() // island.ranks, island.replicate, island.shard)
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("island", "replicate", "shard"))
-    return mesh["replicate", "shard"] if island.replicate > 1 else mesh["shard"]
+    sizes = (distributed.get_world_size() // island.ranks, island.replicate, island.shard, island.tensor)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=("island", "replicate", "shard", "tp"))
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:

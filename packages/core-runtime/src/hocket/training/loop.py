@@ -46,6 +46,7 @@ from hocket.training.run import RunConfig, build_engine, build_task
 from hocket.training.schedules import Schedules
 from hocket.training.split import split
 from hocket.training.summary import summary_of
+from hocket.training.tensor_parallel import step_each_by_itself
 from hocket.training.training_time import TrainingTime
 from hocket.transport.gathering import gather
 from hocket.transport.peer import Peer
@@ -88,9 +89,12 @@ def train(
     with torch.random.fork_rng():
         evaluates_one()
         if run.island.ranks > 1:
-            shard(model, run, device, evaluates_one)
-    torch.manual_seed(run.seed + 1 + peer.rank)
+            shard(model, run, task, device, evaluates_one)
+    # Ranks that share out one computation by tensor parallelism draw alike in it.
+    torch.manual_seed(run.seed + 1 + peer.rank // run.island.tensor)
     optimizers = build_optimizers(run.optimizer, model)
+    if run.island.tensor > 1:
+        step_each_by_itself(optimizers)
     peer.timeout_s = run.timeout_s
     host_names = gather(peer, peer.memory.host_name, what="the names of the ranks' hosts")
     results = Results(out, host_names, run.loggers) if peer.rank == 0 else None

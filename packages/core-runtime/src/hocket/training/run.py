@@ -64,6 +64,10 @@ class RunConfig(RunSettings):
         """Return the number of replicas of the model on so many ranks, among which the strategy exchanges."""
         return build_engine(self).data_size(ranks) // self.island.ranks
 
+    def shares(self, ranks: int) -> int:
+        """Return the number of shares of the samples, each read by a rank, a pipeline or a tensor-parallel group."""
+        return build_engine(self).data_size(ranks) // self.island.tensor
+
     def _check_island(self, engine: Engine, ranks: int) -> None:
         """Refuse islands that the engine cannot carry, or that ranks do not fill.
 
