@@ -36,8 +36,7 @@ def shared_folder(peer: Peer, folder: Path) -> Iterator[Finding]:
         yield Finding.note(
             "folder",
             f"{place} on {host} does not show what rank 0 writes into {where} ({whose} looked for {LATE_S:g} s): each "
-            "host keeps the checkpoints of its ranks, and session.load fetches what a host lacks; `hocket resume` "
-            "needs a disk that all hosts share",
+            "host keeps the checkpoints of its ranks, and session.load and `hocket resume` fetch what a host lacks",
         )
     if not blind:
         yield Finding.ok("folder", f"all {peer.size} ranks see what rank 0 writes into {where}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from hocket.checkpoint.folder import complete, foreign, newest_first
+from hocket.checkpoint.manifest import Manifest, rank_file
 from hocket.comparison.record import runs_within
 from hocket.config.source import SLOTS, parse_override
 from hocket.errors import UserError, reason, some
@@ -108,20 +110,26 @@ def _is_new(folder: Path, make: bool) -> bool:
     return True
 
 
-def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
+def load_resumed(folder: Path, overrides: Sequence[str], *, elsewhere: bool = False) -> RunConfig:
     """Return the run that continues the one in a folder: its own configuration, and the overrides on top.
 
     `ranks` is None if neither the folder nor an override gives it.
+
+    Args:
+        folder: the folder of the run's results.
+        overrides: the settings that change.
+        elsewhere: whether a host has checkpoints of the run, so that this one need not.
 
     Raises:
         UserError: there is nothing to continue, or an override would make it another run; names the keys.
     """
     path = folder / CONFIG
     if not path.exists():
-        is_there = "it has no config.yaml" if folder.is_dir() else "there is no such folder"
-        raise UserError(f"{folder} holds no run to resume: {is_there}")
+        is_there = f"it has no {CONFIG}" if folder.is_dir() else "there is no such folder"
+        raise UserError(f"{folder} holds no run to resume: {is_there}{_host_of_rank_0(folder)}")
     again = f"hocket run {path} --out {folder}{' --overwrite' * (folder / SUMMARY).exists()}"
-    newest_first(folder / CHECKPOINTS, f"`{again}` begins the run anew")
+    if not elsewhere:
+        newest_first(folder / CHECKPOINTS, f"`{again}` begins the run anew")
     if any(parse_override(text).keys == ("recipe",) for text in overrides):
         raise UserError(f"{path} is complete, and is based on no recipe: leave out recipe=")
     _refuse_changed(path)
@@ -133,6 +141,14 @@ def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
             f"{path}: {keys}: a resumed run keeps its settings; only its length, its ranks and its reports may change"
         )
     return run
+
+
+def _host_of_rank_0(folder: Path) -> str:
+    """Return words on the host that should have a run's configuration, where this one has its checkpoints alone."""
+    saved = complete(folder / CHECKPOINTS)
+    host = Manifest.read(saved[-1], ()).hosts.get(rank_file(0)) if saved else None
+    elsewhere = host is not None and host != socket.gethostname()
+    return f". Rank 0 of the run was on {host}: resume it there" if elsewhere else ""
 
 
 def _refuse_changed(path: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["say", "say_results"]
+from hocket.results import NEXT_CONFIG, TRACE_FILE
+
+__all__ = ["say", "say_left_trace", "say_results"]
 
 #: Columns of text where the output is no terminal.
 _TEXT_WIDTH = 110
@@ -25,3 +28,14 @@ def say_results(folder: Path) -> None:
     """Print the folder of a run's results, and the names of what is in it."""
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     print(f"results in {os.path.relpath(folder)}: {', '.join(names)}")
+
+
+def say_left_trace(folder: Path) -> None:
+    """Write a trace from the recordings that the ranks of a failed run have left, and print its path."""
+    from hocket.trace import merge_left
+
+    path = folder / TRACE_FILE
+    if path.exists() and (folder / NEXT_CONFIG).exists():
+        return  # an earlier run's trace, which this run has not replaced
+    if merge_left(path):
+        print(f"hocket: trace of the ranks until the failure: {os.path.relpath(path)}", file=sys.stderr)

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from hocket.cli.comparing import write_report
+from hocket.cli.own_disks import are_several, run_of_rank_0
 from hocket.cli.streams import keep_streams
 from hocket.disk import naming
 from hocket.pictures import NO_PICTURE
@@ -67,9 +68,11 @@ def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool, display: Disp
     refuse_nothing_learned(summary, peer)
 
 
-def _load(config: str) -> RunConfig:
-    """Read the run's file, and import for all ranks what its islands need."""
-    run = load_run(config)
+def _load(config: Path) -> RunConfig | None:
+    """Read the run's file, and import for all ranks what its islands need; None where another host has the file."""
+    if are_several() and not config.exists():
+        return None
+    run = load_run(str(config))
     if run.island.ranks > 1:
         import_module("torch.distributed.fsdp")
     return run
@@ -77,17 +80,16 @@ def _load(config: str) -> RunConfig:
 
 def _main(arguments: Sequence[str]) -> None:
     parser = ArgumentParser()
-    parser.add_argument("config")
+    parser.add_argument("config", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--display", type=Display, default=Display.LINES)
     given = parser.parse_args(arguments)
-    run_rank(
-        in_each_rank(partial(_load, given.config)),
-        given.folder,
-        resume=given.resume,
-        display=given.display,
-    )
+    run = in_each_rank(partial(_load, given.config))
+    if are_several():
+        run = run_of_rank_0(join(None if run is None else run.transport), run, given.config)
+    assert run is not None
+    run_rank(run, given.folder, resume=given.resume, display=given.display)
 
 
 if __name__ == "__main__":

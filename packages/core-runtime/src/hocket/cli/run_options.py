@@ -45,6 +45,11 @@ class RunOptions:
             raise UserError("-v shows more and -q less: leave one of them out")
 
     @property
+    def only_shows(self) -> bool:
+        """True if nothing is trained."""
+        return self.dry_run or self.print_config
+
+    @property
     def display(self) -> Display:
         """The display of the run on this process's output."""
         if self.quiet:

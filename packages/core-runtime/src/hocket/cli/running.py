@@ -20,11 +20,13 @@ from hocket.checkpoint.folder import complete
 from hocket.cli.combinations import has_several_values
 from hocket.cli.comparing import require_plotly
 from hocket.cli.folders import check_asked, check_free, load_resumed, named_folder, prepared, with_ranks
-from hocket.cli.printing import say_results
+from hocket.cli.own_disks import are_several, resumed_run, was_restarted
+from hocket.cli.printing import say_left_trace, say_results
 from hocket.cli.run_options import RunOptions
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.config.settings import Device, TransportName
 from hocket.errors import ConfigError, UserError
+from hocket.plain import TreeView
 from hocket.quantities import format_seconds
 from hocket.results import CHECKPOINTS, NEXT_CONFIG, SUMMARY, TRACE_FILE
 from hocket.results.history import read_summary
@@ -63,7 +65,7 @@ def run_command(
     """
     if resume and overwrite:
         raise UserError("--resume continues a run that --overwrite would replace: leave one of them out")
-    if not (resume or _was_restarted(out)):
+    if not (resume or (out is not None and not options.only_shows and was_restarted(out))):
         command = ["run", target, *overrides, *(["--out", str(out)] if out else [])]
         command += ["--overwrite"] if overwrite else []
         with _naming_sweeps(target, overrides):
@@ -89,7 +91,12 @@ def resume_command(
     Raises:
         UserError: a wrong argument, option or setting.
     """
-    run = load_resumed(folder, overrides)
+    start = None
+    if are_several() and not options.only_shows:
+        start = describe_start() if launched_rank() == 0 else {}
+        run = resumed_run(folder, overrides, wanted.transport)
+    else:
+        run = load_resumed(folder, overrides)
     if target is not None and launched_rank() == 0:
         check_asked(target, folder)
     if launched() is not None:
@@ -97,7 +104,7 @@ def resume_command(
         run = with_ranks(run, wanted.ranks, overrides)
     command = ["resume", str(folder), *overrides]
     run = _with_options(run, wanted, options)
-    return _carry_out(run, wanted, folder, command, options, resume=True)
+    return _carry_out(run, wanted, folder, command, options, resume=True, start=start)
 
 
 @contextlib.contextmanager
@@ -115,12 +122,6 @@ def _naming_sweeps(target: str, overrides: Sequence[str]) -> Iterator[None]:
             raise
         sweep = shlex.join(["hocket", "sweep", target, *overrides])
         raise type(error)(f"{error}. A run for each of several values: `{sweep}`") from error
-
-
-def _was_restarted(out: Path | None) -> bool:
-    """Return whether torchrun restarts a job that has left a checkpoint."""
-    found = launched()
-    return found is not None and found.restarts > 0 and out is not None and bool(complete(out / CHECKPOINTS))
 
 
 def _with_options(run: RunConfig, wanted: WantedRanks, options: RunOptions) -> RunConfig:
@@ -149,6 +150,7 @@ def _carry_out(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    start: TreeView | None = None,
 ) -> int:
     """Be a rank, or start the ranks.
 
@@ -160,6 +162,7 @@ def _carry_out(
         options: the options on display, trace and checks.
         resume: whether the run in the folder goes on.
         overwrite: whether an earlier run's results are replaced.
+        start: the mapping of `describe_start` of a rank that has joined the others; else it is made.
     """
     found = launched()
     if options.print_config:
@@ -168,7 +171,7 @@ def _carry_out(
             print(yaml.safe_dump(resolved(replace(run, ranks=ranks)), sort_keys=False), end="")
         return 0
     if found is not None:
-        return _join(run, wanted.ranks or run.ranks, out, resume, overwrite, found, options)
+        return _join(run, wanted.ranks or run.ranks, out, resume, overwrite, found, options, start)
     refuse_without_ranks(os.environ)
     wanted = replace(wanted, ranks=wanted.ranks or run.ranks, transport=run.transport)
     run = replace(run, ranks=wanted.size or 1)
@@ -196,7 +199,7 @@ def _carry_out(
             def ready() -> None:
                 _checked_data(run, resume)
                 kept.enter_context(prepared(folder, run, describe_start(), resume, overwrite))
-                kept.callback(lambda: _show_left_trace(folder) if status and run.trace else None)
+                kept.callback(lambda: say_left_trace(folder) if status and run.trace else None)
 
             status = _start(run, folder, resume, starter, options, ready)
             if status == 0:
@@ -288,17 +291,6 @@ def _start(
     return 0
 
 
-def _show_left_trace(folder: Path) -> None:
-    """Write a trace from the recordings that the ranks of a failed run have left."""
-    from hocket.trace import merge_left
-
-    path = folder / TRACE_FILE
-    if path.exists() and (folder / NEXT_CONFIG).exists():
-        return  # an earlier run's trace, which this run has not replaced
-    if merge_left(path):
-        print(f"hocket: trace of the ranks until the failure: {os.path.relpath(path)}", file=sys.stderr)
-
-
 def _join(
     run: RunConfig,
     asked: int | None,
@@ -307,6 +299,7 @@ def _join(
     overwrite: bool,
     found: Launched,
     options: RunOptions,
+    start: TreeView | None,
 ) -> int:
     """Run as one of the ranks that a launcher has started."""
     from hocket.cli.ranking import run_rank
@@ -341,7 +334,8 @@ def _join(
 
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(threads_per_rank(found.local_size))
-        start = describe_start() if found.rank == 0 else {}  # before MPI, beside which nothing should fork
+        if start is None:  # before MPI, beside which nothing should fork
+            start = describe_start() if found.rank == 0 else {}
         peer = join(transport)
         # The folder's name has the time in it, and the ranks' clocks differ.
         folder = Path(gather(peer, str(folder), what="naming the folder")[0])

@@ -36,6 +36,7 @@ __all__ = [
     "kept_modules",
     "module_contents",
     "ranks_by_host",
+    "starts_in",
 ]
 
 _log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def add_start(folder: Path, start: TreeView, *, anew: bool = False) -> None:
         anew: leave out earlier starts, which were another run's.
     """
     path = folder / STARTS
-    earlier = [] if anew else _starts(folder)
+    earlier = [] if anew else starts_in(folder)
     if not anew and path.exists() and not earlier:
         _log.warning("%s is damaged: what it held is kept as %s", path, set_aside(path).name)
     write_text(path, dumps([*earlier, start], indent=2) + "\n")
@@ -107,7 +108,7 @@ def keep_user_modules(config: TreeView, folder: Path, *, resumed: bool = False) 
         folder: the folder of the run's results.
         resumed: whether the run in the folder goes on; a warning names the modules that have changed since.
     """
-    name, starts = SOURCE, _starts(folder)
+    name, starts = SOURCE, starts_in(folder)
     if resumed and starts:
         changed = changed_modules(config, folder)
         name = f"{SOURCE}-{len(starts) + 1}" if changed else _source_of(starts[-1])
@@ -166,7 +167,7 @@ def changed_modules(config: TreeView, folder: Path) -> list[str]:
         config: the run's complete configuration; the modules that it names have been imported.
         folder: the folder of the run's results; without `run.json`, nothing is known to have changed.
     """
-    starts = _starts(folder)
+    starts = starts_in(folder)
     changed = []
     for kept in starts[-1].get("sources", ()) if starts else ():
         path = _below_source(kept)
@@ -198,7 +199,7 @@ def changed_since(contents: Mapping[Path, bytes]) -> list[str]:
 def kept_modules(folder: Path) -> dict[str, set[bytes]]:
     """Return the contents of a run's own modules, by path: one for each version that it ran with."""
     found: dict[str, set[bytes]] = {}
-    for start in _starts(folder):
+    for start in starts_in(folder):
         for kept in start.get("sources", ()):
             if (folder / kept).is_file():
                 found.setdefault(str(_below_source(kept)), set()).add((folder / kept).read_bytes())
@@ -245,7 +246,7 @@ def _path_of(module: str, file: Path) -> Path:
     return path / file.name if file.stem == "__init__" else path.with_suffix(file.suffix)
 
 
-def _starts(folder: Path) -> list[Tree]:
+def starts_in(folder: Path) -> list[Tree]:
     """Return the starts in a folder's `run.json`; none if that is missing or damaged."""
     try:
         found = json.loads((folder / STARTS).read_bytes())
