@@ -36,8 +36,8 @@ BEYOND_PIP: dict[str, tuple[Callable[[], bool], str]] = {
     ),
 }
 
-#: The number of tests that need a GPU, where there is none.
-WITHOUT_GPU = pytest.StashKey[int]()
+#: The numbers of tests that are left out, by what they wait for.
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
 
 #: Whether `tools/test --full` runs.
 IS_FULL = os.environ.get("HOCKET_CELLS") == "all"
@@ -79,22 +79,24 @@ def pytest_pycollect_makemodule(module_path: Path) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests of GPUs where there is none; skip what says little more than the rest, but in a full run."""
-    of_gpus = [item for item in items if item.get_closest_marker("gpu")]
+    """Leave out tests of GPUs where there is none, and what says little more than the rest, but in a full run."""
+    left_out = {}
+    of_gpus = _marked(items, "gpu")
     if of_gpus and not _has_gpu():
-        config.stash[WITHOUT_GPU] = len(of_gpus)
-        if hasattr(config, "workeroutput"):
-            config.workeroutput["without_gpu"] = len(of_gpus)
-        config.hook.pytest_deselected(items=of_gpus)
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
-    if IS_FULL:
-        return
-    for item in items:
-        if item.get_closest_marker("full"):
-            item.add_marker(pytest.mark.skip(reason="tools/test --full runs it"))
-    further = {*_further_products(items)}
-    config.hook.pytest_deselected(items=[*further])
-    items[:] = [item for item in items if item not in further]
+        left_out["of GPUs, as torch finds no CUDA device"] = of_gpus
+    if not IS_FULL:
+        rest = [item for item in items if item not in of_gpus]
+        left_out["that `tools/test --full` runs"] = {*_marked(rest, "full"), *_further_products(rest)}
+    dropped = {item for each in left_out.values() for item in each}
+    config.stash[LEFT_OUT] = {why: len(each) for why, each in left_out.items()}
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left_out"] = config.stash[LEFT_OUT]
+    config.hook.pytest_deselected(items=[*dropped])
+    items[:] = [item for item in items if item not in dropped]
+
+
+def _marked(items: list[pytest.Item], mark: str) -> set[pytest.Item]:
+    return {item for item in items if item.get_closest_marker(mark)}
 
 
 def _further_products(items: list[pytest.Item]) -> Iterator[pytest.Item]:
@@ -118,9 +120,9 @@ def _further_products(items: list[pytest.Item]) -> Iterator[pytest.Item]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take the count of tests of GPUs from an xdist worker; each of them collects all tests."""
-    if count := getattr(node, "workeroutput", {}).get("without_gpu"):
-        node.config.stash[WITHOUT_GPU] = count
+    """Take the numbers of tests that are left out from an xdist worker; each of them collects all tests."""
+    if counts := getattr(node, "workeroutput", {}).get("left_out"):
+        node.config.stash[LEFT_OUT] = counts
 
 
 def _has_gpu() -> bool:
@@ -152,8 +154,9 @@ def _skipped_for_want(reporter: Any) -> Counter[str]:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say how many tests this machine could not carry out, and what to install for them."""
-    if count := config.stash.get(WITHOUT_GPU, 0):
-        terminalreporter.write_line(f"left out: {count} tests of GPUs, as torch finds no CUDA device")
+    for why, count in config.stash.get(LEFT_OUT, {}).items():
+        if count:
+            terminalreporter.write_line(f"left out: {count} tests {why}")
     counts = _skipped_for_want(terminalreporter)
     if counts:
         told = ", ".join(f"{count} for want of {name}" for name, count in counts.items())
