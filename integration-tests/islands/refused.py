@@ -49,8 +49,8 @@ def refused(message: str, model: nn.Module, *strategy: str, optimizer: Any = Non
 def refused_strategies(mesh: Any) -> None:
     model = shard(make(CASE, 0), mesh, "nested")
     refused("overlap: forward merges within the forward", model, "dpsgd", "parameters.0.overlap=forward")
-    refused("collective eager.* when they are ready", model, "eager.majority")
-    refused("collective adpsgd.* when they are ready", model, "adpsgd")
+    refused("collective eager.* whatever is ready", model, "eager.majority")
+    refused("collective adpsgd.* whatever is ready", model, "adpsgd")
     refused("^samples: .*the ranks of an island", model, "gossipgrad")
     refused("LBFGS steps with a closure", model, optimizer=torch.optim.LBFGS(model.parameters()))
     # Nothing of it is left behind.
@@ -59,17 +59,24 @@ def refused_strategies(mesh: Any) -> None:
 
 def refused_models(mesh: Any) -> None:
     short = shard(make(CASE, 0).bfloat16(), mesh["shard"], "nested")
-    refused("push-sum keeps values in float32", short, "sgp", "parameters.0.topology=gossipgrad.random_push")
+    refused(
+        "push-sum keeps an unsharded float32 copy",
+        short,
+        "sgp",
+        "parameters.0.topology=gossipgrad.random_push",
+    )
     parts = make(CASE, 0)
     for block in parts.blocks:
         fully_shard(block, mesh=mesh["shard"])
-    refused("parameter .* is not sharded, and nobody sums its gradients", parts)
+    refused("parameter .* is not sharded, so its gradients are not summed", parts)
     flat = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
     refused("^the model is sharded by FullyShardedDataParallel.*fully_shard", flat)
     model = shard(make(CASE, 0), mesh["shard"], "root")
     refused("same_samples names 'tp'", model, same_samples=["tp"])
-    refused("is sharded over ranks .*not all among those of one island", model, island=mesh["island"])
-    around = "FSDP gathers the parameters of module .norm. with a module around the attached one"
+    refused("is sharded over ranks .*not only over ranks of one island", model, island=mesh["island"])
+    around = (
+        "FSDP gathers the parameters of module .norm. together with those of a module around the attached one"
+    )
     part: Any = model.blocks[0]  # type: ignore[index]
     refused(around, part)
     optimizer = sgd(part)
@@ -81,7 +88,7 @@ def refused_models(mesh: Any) -> None:
 def refused_runs() -> None:
     run = load_run({"recipe": "agd", "task": "islands.task:Scaled", "island": {"shard": 2}})
     with pytest.raises(
-        UserError, match=r"model of task islands.task:Scaled cannot be sharded, as torch says: .*scalar"
+        UserError, match=r"model of task islands.task:Scaled cannot be sharded; torch's reason: .*scalar"
     ):
         training.shard(Scaled().model(), run, Scaled(), torch.device("cpu"), lambda: None)
 
@@ -91,7 +98,7 @@ def refused_steps(mesh: Any) -> None:
     session = hocket.attach(model, sgd(model), "powersgd")
     x, y = batch(CASE, 0, session.data_rank)
     F.cross_entropy(model(x), y).backward()
-    with pytest.raises(SessionError, match=r"backward\(\) came twice.*session.accumulate\(\)"):
+    with pytest.raises(SessionError, match=r"backward\(\) ran twice.*session.accumulate\(\)"):
         F.cross_entropy(model(x), y).backward()
     session.inner.abandon()
     model = shard(make(CASE, 0), mesh, "nested")

@@ -66,7 +66,7 @@ def main(folder: Path, names: list[str]) -> None:
     whole = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
     _, session = begun(whole, ["dpsgd"], "sgd")
     with pytest.raises(
-        CheckpointError, match="saved by islands of 2 ranks, and this session has islands of 4"
+        CheckpointError, match="saved by islands of 2 ranks, but this session has islands of 4"
     ):
         session.load(folder / "dpsgd")
     session.inner.abandon()
@@ -153,7 +153,7 @@ def warned() -> Iterator[list[str]]:
     texts: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    handler.addFilter(lambda record: "mix them" in record.getMessage())
+    handler.addFilter(lambda record: "mix replicas" in record.getMessage())
     logging.getLogger("hocket").addHandler(handler)
     yield texts
     logging.getLogger("hocket").removeHandler(handler)
@@ -176,9 +176,9 @@ def leaves(folder: Path, mesh: Any) -> None:
     session.export(folder / "dcp", "dcp")
     session.export(folder / "whole", max_shard_bytes=2000)
     session.export(folder / "replicas", replica=True)
-    with pytest.raises(CheckpointError, match="and these hold several replicas"):
+    with pytest.raises(CheckpointError, match="but these ranks hold several replicas"):
         session.export(folder / "no", "dcp", replica=True)
-    with pytest.raises(CheckpointError, match=r"holds notes\.txt, which Hocket has not written"):
+    with pytest.raises(CheckpointError, match=r"holds notes\.txt, which Hocket did not write"):
         session.export(folder / "theirs")
     if session.is_main:
         torch.save(mean, folder / "mean.pt")

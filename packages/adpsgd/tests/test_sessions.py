@@ -112,12 +112,12 @@ def test_a_partner_that_does_not_come_is_named() -> None:
     [
         (
             {"delay": "0", "merge": "{name: blend, local: 0.5}"},
-            "a blend would lose a share of each change: use merge: add",
+            "a blend would lose a part of each change: use merge: add",
         ),
-        ({"topology": "null"}, "needs one: for instance topology: complete"),
-        ({"compressor": "fp16"}, "sends values whole: use none"),
+        ({"topology": "null"}, "needs a topology, for instance topology: complete"),
+        ({"compressor": "fp16"}, "sends uncompressed values: use none"),
         ({"outer": "{name: sgd, lr: 1.0}"}, "use collective: allreduce"),
-        ({"progress": "thread"}, "brings its own schedule"),
+        ({"progress": "thread"}, "has its own schedule"),
         ({"buffers": "mean"}, "buffers: own"),
         ({"collective.seed": -1}, "seed is -1"),
     ],
@@ -174,14 +174,14 @@ def test_trials_after_one_that_fails_on_a_rank_begin_together() -> None:
                     optimizer.zero_grad()
                     model(torch.full((2, 4), 1.0 + session.rank)).sum().backward()
                     if (number, session.rank, step) == (0, 1, 2):
-                        raise OutOfMemoryError("on this rank alone")
+                        raise OutOfMemoryError("on this rank only")
                     optimizer.step()
         except (OutOfMemoryError, SessionLeftError) as error:
             return f"{type(error).__name__}: {error}"
         return "trained"
 
     for first, *later in hocket.virtual(3).run(lambda: [trial(number) for number in range(3)]):
-        assert "OutOfMemoryError: on this rank alone" in first
+        assert "OutOfMemoryError: on this rank only" in first
         assert later == ["trained", "trained"]
 
 
@@ -235,4 +235,4 @@ def test_it_has_no_matrices_to_analyse() -> None:
     result = CliRunner().invoke(cli, ["plan", "adpsgd", "--analysis"])
     assert result.exit_code != 0
     told = f"{result.output}{result.exception}"
-    assert re.search(r"--analysis needs a topology that mixes round by round, and no exchange", told)
+    assert re.search(r"--analysis needs an exchange with a topology, and this strategy has none", told)

@@ -99,9 +99,9 @@ def test_a_roulette_can_stand_in_a_config_and_comes_back() -> None:
         ("[[0, 1]]", "square table"),
         ("5", "square table"),
         ("[[0, -1], [1, 0]]", "negative"),
-        ("[[0, .nan], [1, 0]]", "no number"),
+        ("[[0, .nan], [1, 0]]", "not a number"),
         ("[[0, 1e308], [1, 0]]", "too large"),
-        ("[[1, 1], [1, 0]]", "no rank hears from itself"),
+        ("[[1, 1], [1, 0]]", "no rank receives from itself"),
         ("[[0, 1, 0], [1, 0, 0], [1, 1, 0]]", "without a partner"),
     ],
 )

@@ -141,7 +141,7 @@ def test_on_other_ranks_outer_parameters_and_momentum_go_on(
         if found is not None:
             assert torch.equal(found[0], outer)
             assert torch.equal(found[1], momentum)
-    assert "is dropped but for outer parameters" in caplog.text
+    assert "is dropped except for outer parameters" in caplog.text
 
 
 def stepped_alike(step: int, theta: dict[str, Vector]) -> None:
@@ -192,7 +192,7 @@ def test_a_phase_begins_with_the_outer_parameters_and_says_what_is_left_behind(
     for own in given:
         for layer in LAYERS:
             np.testing.assert_allclose(own[layer], outer[-1][layer], rtol=1e-12)
-    assert "without what ranks have trained in up to 2 steps" in caplog.text
+    assert "up to 2 steps of training since the last exchange are lost" in caplog.text
 
 
 def test_momentum_goes_on_from_phase_to_phase() -> None:

@@ -152,8 +152,8 @@ def test_a_value_of_sparseloco_takes_14_bits() -> None:
         (lambda: Quantise(TopK()), "works only around compressor none or diloco.chunk_topk"),
         (lambda: Quantise(BFloat16()), "works only around"),
         (lambda: Quantise(chunk=4), "chunk must be 8 or more, not 4"),
-        (lambda: Quantise(format=Format.E3M0, statistical=True), "e3m0 has levels of its own"),
-        (lambda: ChunkTopK(5000), "chunk must be 1 to 4096, as places in it have 12 bits, not 5000"),
+        (lambda: Quantise(format=Format.E3M0, statistical=True), "e3m0 has fixed levels"),
+        (lambda: ChunkTopK(5000), "chunk must be 1 to 4096, because indices have 12 bits, not 5000"),
         (lambda: ChunkTopK(64, 65), "k must be 1 to 64, the elements of a chunk, not 65"),
     ],
 )
@@ -168,5 +168,5 @@ def test_a_place_beyond_its_chunk_is_refused() -> None:
     fill(segment, 0)
     message = run_round(compressor, segment, compressor.init(segment), 0)
     message.payload[-3:] = 255
-    with pytest.raises(IndexError, match="a place beyond its chunk of 4096"):
+    with pytest.raises(IndexError, match="an index beyond its chunk of 4096"):
         dense(compressor, message)

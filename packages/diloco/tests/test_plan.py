@@ -92,7 +92,7 @@ def test_it_says_what_is_hidden_and_when(
     assert "outer sgd {lr: 0.4, momentum: 0.9, nesterov: True}" in told
     assert "96 steps, in turns" in told
     assert "delay 1, blend {local: 0.5}" in told
-    assert "segments take turns, so that one step exchanges at most" in told
+    assert "segments take turns, so one step exchanges at most" in told
     assert "consensus and evaluation use the outer parameters" in told
 
 

@@ -220,5 +220,5 @@ def test_patterns(pattern: Any, groups: list[list[str]]) -> None:
 
 def test_more_turns_than_steps_are_refused_with_the_number_of_segments() -> None:
     strategy = streaming(every=3, segments="layers", stagger=True)
-    with pytest.raises(CompositionError, match=r"parameters\.0: stagger: 4 segments need as many steps"):
+    with pytest.raises(CompositionError, match=r"parameters\.0: stagger: 4 segments need 4 steps"):
         on_ranks(2, lambda: toy_session(strategy).close())

@@ -29,5 +29,5 @@ def test_somebodys_figures_stay(tmp_path: Path) -> None:
         [*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=100, check=False
     )
     assert ended.returncode == 2
-    assert f"{tmp_path} holds table.md, which Hocket has not written there" in ended.stderr
+    assert f"{tmp_path} holds table.md, which Hocket did not write" in ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["table.md"]

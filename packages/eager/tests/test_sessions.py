@@ -146,7 +146,7 @@ def test_late_gradients_join_the_next_phase() -> None:
 def test_what_cannot_be_composed() -> None:
     for change, message in (
         ({"parameters": [{"collective": SOLO}]}, "use it in gradients"),
-        ({"gradients": [{"collective": SOLO, "compressor": "topk"}]}, "sends values whole"),
+        ({"gradients": [{"collective": SOLO, "compressor": "topk"}]}, "sends uncompressed values"),
         ({"gradients": [{"collective": {**SOLO, "candidates": 0}}]}, "1 or more"),
         ({"gradients": [{"collective": {**SOLO, "staleness": -1}}]}, "0 or more"),
     ):

@@ -72,7 +72,7 @@ def test_cuts_by_name() -> None:
     stages = split(model, 3, Balance.PARAMETERS, ["1", "2"])
     assert [len(list(stage.children())) for stage in stages] == [1, 3, 1]
     for cuts, message in (
-        (["1"], "cuts names 1 layers, and 3 stages need 2"),
+        (["1"], "cuts names 1 layers, but 3 stages need 2"),
         (["1", "7"], "'7' is not a layer"),
         (["2", "1"], "not in the order"),
         (["0", "1"], "name its first layer"),

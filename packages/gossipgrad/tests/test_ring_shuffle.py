@@ -130,8 +130,11 @@ def test_forms_travel(form: Any) -> None:
 @pytest.mark.parametrize(
     ("batch", "what"),
     [
-        ((torch.zeros(2), "cat"), "a batch holds a str, and only tensors travel"),
-        ({"x": torch.zeros(2, device="meta")}, "strided tensor on meta, and samples travel in host memory"),
+        ((torch.zeros(2), "cat"), "a batch holds a str, but ranks can exchange only tensors"),
+        (
+            {"x": torch.zeros(2, device="meta")},
+            "strided tensor on meta, but ranks exchange samples in host memory",
+        ),
         (torch.eye(2).to_sparse(), "sparse_coo tensor on cpu"),
     ],
 )

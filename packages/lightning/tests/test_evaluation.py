@@ -150,7 +150,7 @@ def test_a_misspelt_strategy_is_named() -> None:
 
 def test_devices_have_to_be_the_ranks() -> None:
     with pytest.raises(
-        UserError, match=r"ask for 2 ranks, and HocketStrategy starts none: `hocket launch -n 2 "
+        UserError, match=r"ask for 2 ranks, but HocketStrategy does not start ranks: `hocket launch -n 2 "
     ):
         trainer("sgd", devices=2)
     assert on_ranks(lambda: trainer("sgd", devices=2).world_size) == [2, 2]

@@ -95,5 +95,5 @@ def test_an_optimizer_without_its_model_is_refused() -> None:
 
 
 def test_devices_have_to_be_the_ranks() -> None:
-    with pytest.raises(UserError, match="ask for 2 ranks, and HocketStrategy starts none"):
+    with pytest.raises(UserError, match="ask for 2 ranks, but HocketStrategy does not start ranks"):
         Fabric(accelerator="cpu", devices=2, strategy=HocketStrategy("sgd"))

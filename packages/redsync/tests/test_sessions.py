@@ -256,6 +256,6 @@ def test_that_nothing_is_compressed_is_said_once(caplog: pytest.LogCaptureFixtur
     trained("redsync")
     [message] = [record.getMessage() for record in caplog.records]
     assert message == (
-        "gradients.0: nothing is compressed, as all 4 parameters are below dense_below_kb=128: the largest takes 1.88 "
-        "KB. compressor.dense_below_kb sets the limit"
+        "gradients.0: nothing is compressed, because all 4 parameters are below dense_below_kb=128: the largest has "
+        "1.88 KB. compressor.dense_below_kb sets the limit"
     )

@@ -131,8 +131,8 @@ def test_a_plain_text_is_read_too(tmp_path: Path) -> None:
     train, valid = samples_of(NextElements, Bible(file=str(bare)))
     assert (len(train), len(valid)) == (38, 2)  # without the signs that stand alone
     for content, message in (
-        (b"\xff\xfe", "is no text in UTF-8: invalid start byte at byte 0"),
-        (b" \n", "no text"),
+        (b"\xff\xfe", "is not UTF-8 text: invalid start byte at byte 0"),
+        (b" \n", "holds no ASCII text"),
     ):
         (tmp_path / "other.txt").write_bytes(content)
         read_verses.cache_clear()

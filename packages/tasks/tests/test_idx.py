@@ -49,13 +49,13 @@ def test_truncated_anywhere_is_refused(path: Path, array: NDArray[np.uint8], dat
 
 def test_truncated_says_what_is_missing(path: Path) -> None:
     path.write_bytes(encode(np.zeros((3, 2), np.uint8))[:-1])
-    with pytest.raises(UserError, match=r"dimensions \(3, 2\), promises 18 bytes, and there are 17"):
+    with pytest.raises(UserError, match=r"dimensions \(3, 2\), promises 18 bytes, but there are 17"):
         read_idx(path, num_dims=2)
 
 
 def test_bytes_beyond_the_end_are_refused(path: Path) -> None:
     path.write_bytes(encode(np.zeros((3, 2), np.uint8)) + b"\0")
-    with pytest.raises(UserError, match=r"too long: .* promises 18 bytes, and there are 19"):
+    with pytest.raises(UserError, match=r"too long: .* promises 18 bytes, but there are 19"):
         read_idx(path, num_dims=2)
 
 

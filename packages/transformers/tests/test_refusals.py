@@ -56,7 +56,7 @@ def test_arguments_that_were_made_before_the_import_are_found(
 ) -> None:
     monkeypatch.setattr("hocket.join", lambda: SimpleNamespace(size=4))
     with pytest.raises(
-        UserError, match="Accelerate has found 1 ranks, and the launcher started 4: import hocket_tr"
+        UserError, match="Accelerate found 1 ranks, but the launcher started 4: import hocket_tr"
     ):
         HocketTrainer(tiny.model(), arguments(tmp_path), hocket="sgd")
 

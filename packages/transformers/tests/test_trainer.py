@@ -176,7 +176,7 @@ def test_a_state_that_accelerate_saved_alone_is_loaded_before_exchanging(job: Jo
 
 def test_an_accelerator_that_takes_its_rank_for_the_only_one_is_refused(job: Job) -> None:
     for said in job.run(accelerate_cases.alone_by_accelerate, ()):
-        assert said.startswith("Accelerate has found 1 ranks, and the launcher started 2: ")
+        assert said.startswith("Accelerate found 1 ranks, but the launcher started 2: ")
         assert said.endswith("write Accelerator(cpu=True)")
 
 

@@ -33,8 +33,8 @@ UNFINISHED = ".hocket-tmp"
 
 #: The message about a locked folder.
 BUSY = (
-    "another job is saving into {folder} ({holder}): a folder takes the checkpoints of one job. Save to another "
-    "folder, or end the other job"
+    "another job is saving into {folder} ({holder}): a folder can hold the checkpoints of one job only. Save to "
+    "another folder, or end the other job"
 )
 
 #: The errors of file systems that cannot lock files.

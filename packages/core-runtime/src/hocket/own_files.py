@@ -76,8 +76,8 @@ def refuse_foreign(folder: Path, names: Iterable[str], option: str = "") -> None
         )
         found = [f"{name}{_leading_nowhere(folder / name)}" for name in others]
         raise UserError(
-            f"{option}{' ' * bool(option)}{folder} holds {some(found)}, which Hocket has not written there and does "
-            f"not replace{lost}: name another folder, or move {'them' if len(others) > 1 else 'it'} away"
+            f"{option}{' ' * bool(option)}{folder} holds {some(found)}, which Hocket did not write and does not "
+            f"replace{lost}: name another folder, or move {'them' if len(others) > 1 else 'it'} away"
         )
 
 

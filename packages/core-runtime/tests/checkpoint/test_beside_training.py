@@ -242,9 +242,9 @@ def test_what_one_rank_cannot_write_is_raised_by_all(
     told = hocket.virtual(2).run(run)
     assert told[0] == told[1]
     assert re.fullmatch(
-        r"the checkpoint of step 3, written beside training, has failed: rank 1: [^ ]*unfinished/rank-0001"
-        rf"\.safetensors: {text}\. Training is unharmed, and the last complete checkpoint stands: mend that, and save "
-        "again",
+        r"the thread that writes the checkpoint of step 3 failed: rank 1: [^ ]*unfinished/rank-0001"
+        rf"\.safetensors: {text}\. Training is not affected, and the last complete checkpoint is kept: fix the cause, "
+        "and save again",
         told[0][0],
     )
 
@@ -266,7 +266,7 @@ def test_close_raises_it_on_all_ranks_and_closes(gate: Gate, tmp_path: Path) -> 
 
     one, other = hocket.virtual(2).run(run)
     assert one == other
-    assert "/rank-0001.safetensors: No space left on device. Training is unharmed" in one
+    assert "/rank-0001.safetensors: No space left on device. Training is not affected" in one
     assert list(tmp_path.iterdir()) == []
 
 
@@ -360,9 +360,7 @@ def test_a_script_that_ends_without_close_is_told(how: str, tmp_path: Path) -> N
     ended = subprocess.run(
         [sys.executable, "-c", UNCLOSED, tmp_path, how], capture_output=True, text=True, check=True
     )
-    warned = (
-        "hocket: warning: the checkpoint of step 0, written beside training, is not complete as this process"
-    )
+    warned = "hocket: warning: this process ends before the checkpoint of step 0 is complete, which a thread writes"
     assert (warned in ended.stderr) is (how == "slow"), ended.stderr
     assert len(folders.complete(tmp_path)) == (how == "closed")
 

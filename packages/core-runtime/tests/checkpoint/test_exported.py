@@ -200,21 +200,21 @@ def test_mistakes_are_named(
     checks: list[tuple[list[str], str]] = [
         (
             ["run", "sgd", "-q", "--from", "other.safetensors"],
-            "other.safetensors is of another model: it lacks",
+            "other.safetensors holds another model: it lacks",
         ),
         (["run", "sgd", "-q", "--from", "nowhere"], "nowhere: there is no such file or folder"),
-        (["run", "sgd", "-q", "--from", "bad.safetensors"], "is no safetensors file, or damaged"),
-        (["run", "sgd", "-q", "--from", "model.pt"], "model.pt is read by pickle, which runs what is in it"),
+        (["run", "sgd", "-q", "--from", "bad.safetensors"], "is not a safetensors file, or is damaged"),
+        (["run", "sgd", "-q", "--from", "model.pt"], "model.pt needs pickle, which can run any code"),
         (["run", "sgd", "-q", "--from", "empty"], "empty holds no model: expected model.safetensors"),
         (["run", "sgd", "-q", "--from", str(run / "checkpoints")], "is of a run. `hocket export"),
         (
             ["export", str(run), "--out", out, "--format", "hf"],
-            "which has no save_pretrained: take --format safet",
+            "which has no save_pretrained: use --format safet",
         ),
         (["export", "empty", "--out", out, "--format", "torch"], "there is no complete checkpoint in empty"),
-        (["export", str(run), "--out", str(run)], "holds results of Hocket's that are no export"),
-        (["export", str(run), "--out", out, "--state"], "--state writes the state of a strategy"),
-        (["export", str(run), "--out", out, "--model", "a:b"], "--model names what --format hf writes"),
+        (["export", str(run), "--out", str(run)], "holds other results of Hocket, not an export"),
+        (["export", str(run), "--out", out, "--state"], "--state works only with --format dcp"),
+        (["export", str(run), "--out", out, "--model", "a:b"], "--model is for --format hf"),
         (["export", "other.safetensors", "--out", out, "--format", "hf"], "--format hf needs the model"),
         (
             ["resume", str(run), "-q", "start_from=other.safetensors"],

@@ -71,6 +71,6 @@ def test_hosts_are_killed_and_come_back_swapped(tmp_path: Path) -> None:
         told = [rank.communicate(timeout=120) for rank in again]
     assert [rank.returncode for rank in again] == [0] * 4, told
     assert [out.strip() for out, _ in told] == expected
-    assert "is not seen by ranks 2, 3 on netlab-" in told[0][1]
+    assert "is not visible to ranks 2, 3 on netlab-" in told[0][1]
     for folder in folders:
         assert len(list(folder.glob("step-*/rank-*"))) >= 4

@@ -55,7 +55,7 @@ def refused(training: Training, folder: Path) -> str:
             Training(("dpsgd",), width=9),
             r"rank-0000.safetensors: model/parameters/1.weight: this session has float32\[9, 5\], "
             r"the checkpoint float32\[7, 5\] \(6 more differ\): "
-            r"go on with what it was saved with, or begin anew in another folder",
+            r"continue with the saved setting, or start again in another folder",
         ),
         (
             Training(("dpsgd",), optimizer="adam"),
@@ -96,7 +96,7 @@ def change_manifest(**changes: Any) -> Callable[[Path], None]:
     [
         ("rank-0001.safetensors", truncate, r"rank-0001.safetensors: expected \d+ bytes, found \d+; no rank has it"),
         ("rank-0001.safetensors", Path.unlink, r"rank-0001.safetensors: expected \d+ bytes, it is missing"),
-        ("rank-0001.safetensors", flip, "rank 1: .*rank-0001.safetensors is damaged, or no rank's state"),
+        ("rank-0001.safetensors", flip, "rank 1: .*rank-0001.safetensors is damaged, or does not hold a rank's state"),
         ("rank-0001.safetensors", flip_last, "rank 1: .*rank-0001.safetensors does not hold what was written"),
         ("manifest.json", change_manifest(checksums={}), "manifest.json is damaged: checksums: found "),
         ("manifest.json", truncate, "manifest.json is damaged"),
@@ -206,9 +206,9 @@ def test_an_error_in_what_is_saved_is_everybodys(tmp_path: Path) -> None:
 def test_names_that_were_saved(tmp_path: Path) -> None:
     _, session = attached()
     session.save(tmp_path, ema=model_of())
-    with pytest.raises(CheckpointError, match=r"beside model and optimizer, ema; session.load got nothing$"):
+    with pytest.raises(CheckpointError, match=r"ema besides model and optimizer; session.load got nothing$"):
         session.load(tmp_path)
-    with pytest.raises(CheckpointError, match=r"more/ema: Odd does not take it: ValueError: no \{"):
+    with pytest.raises(CheckpointError, match=r"more/ema: Odd refuses it: ValueError: no \{"):
         session.load(tmp_path, ema=Odd())
 
 
@@ -306,7 +306,7 @@ def test_a_session_that_was_never_saved_begins_where_that_is_asked_for(
 
     expected = [(None, 0, 0, True), (folder / "step-00000000", 0, 0, True)]
     assert hocket.virtual(2).run(lambda: run(hocket.join().rank)) == [expected] * 2
-    assert ("is incomplete, as a save or a copy was cut off: it is left out" in caplog.text) == cut_off
+    assert ("is incomplete, because a save or a copy was cut off: it is skipped" in caplog.text) == cut_off
 
 
 def test_what_else_may_be_missing_is_refused(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_each_host_keeps_its_ranks_files(
         on_hosts([a, a, b, b], training, save=[3, 6])
     [said] = caplog.messages
     assert said.startswith(f"{a} on ")
-    assert "is not seen by ranks 2, 3 on " in said
+    assert "is not visible to ranks 2, 3 on " in said
     names = [sorted(path.name for path in (host / "step-00000006").iterdir()) for host in hosts]
     assert names == [
         [MANIFEST, "rank-0000.safetensors", "rank-0001.safetensors"],
@@ -133,7 +133,7 @@ def test_a_host_that_is_gone_is_named(missing: str, hosts: tuple[Path, Path], tm
     for told in hocket.virtual(2).run(run):
         assert f"step-00000004/{file}: expected " in told
         assert "it is missing; no rank has it (saved on " in told
-        assert "no other is whole, step-00000003: put the files back" in told
+        assert "no other checkpoint is complete, step-00000003: restore the files" in told
 
 
 def test_the_newest_that_all_hosts_have_is_taken(

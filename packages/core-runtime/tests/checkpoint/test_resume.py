@@ -165,5 +165,5 @@ def test_what_workers_of_a_stateful_loader_draw_is_said_to_differ(
     with caplog.at_level(logging.WARNING, "hocket"):
         for _ in range(2):
             hocket.virtual(2).run(lambda: run(hocket.join().rank))
-    told = [message for message in caplog.messages if "does not hold what its workers draw" in message]
+    told = [message for message in caplog.messages if "lacks its workers' random state" in message]
     assert len(told) == (kind is _WithWorkers)

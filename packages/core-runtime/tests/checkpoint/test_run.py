@@ -157,11 +157,11 @@ def test_another_number_of_ranks(run: Callable[..., int], tmp_path: Path) -> Non
     [
         ([], "RUN holds the checkpoints of an earlier run: continue it with `hocket resume RUN`, name"),
         (["--dry-run"], "RUN holds the checkpoints of an earlier run: continue it with `hocket resume RUN`, name"),
-        (["--resume", "--overwrite"], "--resume continues a run that --overwrite would replace: leave one of them out"),
+        (["--resume", "--overwrite"], "--resume continues a run and --overwrite replaces it: give one of them"),
         (["--resume", "batch_size=16"], "RUN/config.yaml: batch_size is 32, and 16 is asked for: a resumed run"),
         (["--resume", "optimizer.lr=1"], "RUN/config.yaml: optimizer.lr is 0.1, and 1 is asked for: a resumed run"),
         (["--resume", "optimizer=adam"], "RUN/config.yaml: optimizer.name is sgd, and adam is asked for, "),
-        (["--resume", "recipe=sgd"], "RUN/config.yaml is complete, and is based on no recipe: leave out recipe="),
+        (["--resume", "recipe=sgd"], "RUN/config.yaml is complete and does not need a recipe: leave out recipe="),
         (["--resume", "parameters.0.topology=exponential"], "parameters.0.topology.name: this session has exponential"),
         (["--resume", "--out", "EMPTY"], "EMPTY holds no run to resume: there is no such folder"),
         (["--resume", "--out", "."], ". holds no run to resume: it has no config.yaml"),
@@ -211,7 +211,7 @@ def test_another_recipe_than_the_folders_is_refused(
 ) -> None:
     assert run("sgd", "--out", "RUN", "--resume") == 2
     assert capfd.readouterr().err == (
-        "hocket: RUN/config.yaml is a run of 'dpsgd', and 'sgd' is asked for: hocket resume RUN continues it, or name "
+        "hocket: RUN/config.yaml is a run of 'dpsgd', not of 'sgd': continue it with `hocket resume RUN`, or name "
         "another folder\n"
     )
 

@@ -90,7 +90,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         time.sleep(0.01)
     for rank in ranks:
         rank.kill()
-    assert "is not seen by rank 1" in ended(ranks)[1]
+    assert "is not visible to rank 1" in ended(ranks)[1]
     return folder
 
 
@@ -186,7 +186,7 @@ def test_only_an_older_state_of_the_run_is_replaced(mine: str, whole: Path, tmp_
         return resumed_run((own, newer)[hocket.join().rank], ["steps=300"], None).strategy.name or ""
 
     if mine == "foreign":
-        with pytest.raises(UserError, match=r"metrics\.jsonl.*which Hocket has not written there"):
+        with pytest.raises(UserError, match=r"metrics\.jsonl.*which Hocket did not write"):
             hocket.virtual(2).run(resume)
     else:
         assert hocket.virtual(2).run(resume) == ["dpsgd", "dpsgd"]

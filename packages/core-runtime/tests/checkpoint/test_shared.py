@@ -48,9 +48,10 @@ def test_folders_of_hosts_each_are_told_apart(
     assert leaders([tmp_path / name for name in order]) == expected
     assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
     [said] = caplog.messages
-    assert said.startswith(f"{tmp_path / 'a'} on {HOST} is not seen by rank")
+    assert said.startswith(f"{tmp_path / 'a'} on {HOST} is not visible to rank")
     assert said.endswith(
-        f" on {HOST}: each host keeps its ranks' files there, and session.load fetches what one lacks from the others"
+        f" on {HOST}, so each host keeps the files of its own ranks; session.load fetches missing files from "
+        "other hosts"
     )
 
 

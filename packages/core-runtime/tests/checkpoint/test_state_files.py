@@ -350,7 +350,7 @@ def test_a_scaler_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (object(), "state/a/0 is of type object, which no checkpoint can hold; allowed: tensors,"),
+        (object(), "state/a/0 is of type object, which a checkpoint cannot hold; allowed: tensors,"),
         (range(2), "state/a/0 is of type range,"),
         (torch.zeros(2).to_sparse(), "state/a/0 is a torch.sparse_coo tensor on cpu: only strided"),
         (torch.zeros(2, device="meta"), "state/a/0 is a torch.strided tensor on meta: only strided"),

@@ -54,8 +54,8 @@ def test_a_living_job_keeps_others_out(tmp_path: Path) -> None:
     said, of_b = both(tmp_path)
     assert said == ["step-00000000"] * 2
     assert re.fullmatch(
-        rf"another job is saving into {tmp_path} \(run [0-9a-f]{{12}}, process {os.getpid()} on .+\): a folder takes "
-        r"the checkpoints of one job. Save to another folder, or end the other job",
+        rf"another job is saving into {tmp_path} \(run [0-9a-f]{{12}}, process {os.getpid()} on .+\): a folder can "
+        r"hold the checkpoints of one job only. Save to another folder, or end the other job",
         of_b,
     )
     assert os.listdir(tmp_path) == said[:1]
@@ -116,7 +116,7 @@ def test_jobs_that_take_turns(tmp_path: Path) -> None:
         ]
         with pytest.raises(
             CheckpointError,
-            match=r"^another job has saved .*/step-00000000.2 since this one saved step-00000000.1: a folder takes",
+            match=r"^another job has saved .*/step-00000000.2 since this one saved step-00000000.1: a folder can hold",
         ):
             one.save(tmp_path)
         other.save(tmp_path)

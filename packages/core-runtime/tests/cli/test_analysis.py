@@ -61,10 +61,10 @@ def test_without_matplotlib_there_is_a_table(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["sgd"], "--analysis needs a topology that mixes round by round, and no exchange"),
+        (["sgd"], "--analysis needs an exchange with a topology, and this strategy has none"),
         (["dpsgd", "--compare", "rign"], "--compare rign: there is no topology 'rign'. Did you mean 'ring'? There "),
         (["dpsgd", "--compare", "{name: ring, x: 1}"], "--compare {name: ring, x: 1}: x: unknown key"),
-        (["dpsgd", "--compare", "{"], "--compare {: not a topology's name"),
+        (["dpsgd", "--compare", "{"], "--compare {: give a topology's name"),
         (["dpsgd", "--picture", "no/such/folder/x.png"], "--picture no/such/folder/x.png: cannot be written"),
     ],
 )  # fmt: skip

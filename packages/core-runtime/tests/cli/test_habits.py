@@ -96,7 +96,9 @@ def test_a_phase_that_is_never_reached_is_told(tmp_path: Path, caplog: pytest.Lo
         "--out",
         str(tmp_path / "out"),
     ]
-    warning = "phases.8 is never reached: training ends after step 8. Let it begin earlier, or raise steps or epochs"
+    warning = (
+        "phases.8 is never reached: training ends after step 8. Begin it earlier, or raise steps or epochs"
+    )
     for steps, told in ((8, [warning]), (9, [])):
         for more in (["--dry-run"], []):
             caplog.clear()
@@ -109,11 +111,12 @@ def test_a_phase_that_is_never_reached_is_told(tmp_path: Path, caplog: pytest.Lo
     [
         (
             29,
-            "parameters.0 is due every 30 steps, and never is: training ends after step 29. Lower `every`, or raise",
+            "parameters.0 never takes place: it is due every 30 steps, but training ends after step 29. Lower `every`, "
+            "or raise",
         ),
         (
             59,
-            "outer parameters every 30 steps: what ranks learn in the last 29 of 59 steps is not in the model that is",
+            "outer parameters every 30 steps: the evaluated and saved model lacks the last 29 of 59 steps",
         ),
         (60, ""),
     ],
@@ -202,7 +205,9 @@ def test_a_window_of_steps_is_traced(tmp_path: Path) -> None:
     for mistaken in ("2", "4:4", "a:b", ":"):
         refused = CliRunner().invoke(cli, [*words, "--trace-steps", mistaken])
         assert isinstance(refused.exception, UserError)
-        assert str(refused.exception).startswith(f"--trace-steps {mistaken}: write the first step, from 0 on")
+        assert str(refused.exception).startswith(
+            f"--trace-steps {mistaken}: give the first step, counted from 0"
+        )
 
 
 @pytest.mark.parametrize("words", [["run"], ["plan", "sgd"], ["sweep"]])

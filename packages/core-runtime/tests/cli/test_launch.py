@@ -127,12 +127,12 @@ def test_other_hosts_without_ssh_get_a_line_each(
         (["-n", "2", "no-such-program"], "hocket: there is no program no-such-program; give a script whose"),
         (
             ["-n", "2", "--mpi-arg", "-v", "a.py"],
-            "hocket: --mpi-arg is for mpiexec, and these ranks meet over",
+            "hocket: --mpi-arg is for mpiexec, but these ranks use transport",
         ),
         (["-n", "9", "--hosts", "a:4,b:4", "a.py"], "hocket: -n 9, but the hosts have places for 8 ranks"),
         (
             ["--hosts", "./none", "a.py"],
-            "hocket: hosts './none': './none' is no host, and there is no such file",
+            "hocket: hosts './none': './none' is not a host, and there is no such file",
         ),
     ],
 )
@@ -155,8 +155,8 @@ def test_a_rank_launches_no_ranks(
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     told = refused("launch", "-n", "2", "a.py", monkeypatch=monkeypatch, capfd=capfd)
     assert told == (
-        "hocket: Open MPI's mpiexec has started this process as one of 4 ranks: have it start a.py itself, without "
-        "`hocket launch`\n"
+        "hocket: Open MPI's mpiexec already started this process as one of 4 ranks: let it start a.py directly, "
+        "without `hocket launch`\n"
     )
 
 

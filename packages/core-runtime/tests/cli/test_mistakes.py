@@ -113,7 +113,7 @@ def test_a_mistake_is_found_without_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["recipe=crossover"], "recipe sgd would be laid over it: name crossover in place of sgd"),
+        (["recipe=crossover"], "recipe sgd would override it: name crossover instead of sgd"),
         (["strategy=agd"], "A recipe is named first, `hocket run agd`, or by recipe: agd in a file"),
         (["strategy=sgd,agd"], "a sweep alone takes strategy=. A run for each of several values: "
          "`hocket sweep sgd strategy=sgd,agd`"),
@@ -238,7 +238,7 @@ class TestUnderALauncher:
         # Both ranks find it out, and a busy machine lets the second one say so before the job ends.
         messages = [line for line in ended.stderr.splitlines() if line.startswith("hocket:")]
         for message in messages:
-            assert message.endswith("mpiexec started 2 ranks, but 3 were asked for: leave out -n and `ranks`")
+            assert message.endswith("mpiexec started 2 ranks, but you asked for 3: leave out -n and `ranks`")
         assert messages
         assert "Traceback" not in ended.stderr
 

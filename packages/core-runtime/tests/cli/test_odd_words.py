@@ -64,18 +64,18 @@ PRICED = ("--hosts", "4x1", "--step", "100ms")
         (("plan", "sgd", "--bandwidth", "1e400gbit"), "--bandwidth: got '1e400gbit'; allowed"),
         (("plan", "sgd", "--latency", "1e400s"), "--latency: got '1e400s'; allowed"),
         (("plan", "sgd", "--hosts", "binary"), "hostfile binary: cannot be read: not UTF-8 text"),
-        (("plan", "sgd", "--hosts", "a:" + "9" * 5000), "is no host"),
-        (("plan", "sgd", "--hosts", LONG), "is no host"),
+        (("plan", "sgd", "--hosts", "a:" + "9" * 5000), "is not a host"),
+        (("plan", "sgd", "--hosts", LONG), "is not a host"),
         ((*DRY, "--mpi-arg", "'x"), "--mpi-arg 'x: No closing quotation"),
         (("recommend", "--model", "leaves:model", *PRICED), "it ends the process, with sys.exit(3)"),
         (("recommend", "--model", "leaving:model", *PRICED), "it ends the process, with sys.exit(3)"),
         ((*DRY, "task=leaves:Task"), "it ends the process, with sys.exit(3)"),
         ((*DRY, "optimizer=leaves:Mine"), "it ends the process, with sys.exit(3)"),
         ((*DRY, "optimizer=raises:Mine"), "RuntimeError: on purpose"),
-        (("run", "octal.yaml", "--dry-run"), "010 is 8 in YAML: write 8"),
-        (("run", "minutes.yaml", "--dry-run"), "1:30 is 90 in YAML: write 90"),
-        ((*DRY, "steps=010"), "010 is 8 in YAML"),
-        ((*DRY, 'name="a\\nb"'), "characters that can be shown, on one line"),
+        (("run", "octal.yaml", "--dry-run"), "YAML reads 010 as 8: write 8"),
+        (("run", "minutes.yaml", "--dry-run"), "YAML reads 1:30 as 90: write 90"),
+        ((*DRY, "steps=010"), "YAML reads 010 as 8"),
+        ((*DRY, 'name="a\\nb"'), "printable characters on one line"),
     ],
 )
 def test_one_line(
@@ -93,7 +93,7 @@ def test_one_line(
     ("picture", "expected"),
     [
         ("mine.nope", "Format 'nope' is not supported"),
-        ("file.png", "file.png exists and is no picture of Hocket's"),
+        ("file.png", "file.png exists, and Hocket did not draw it"),
         ("", "it is empty"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_pipe_that_nobody_writes_is_not_waited_for(
     import os
 
     os.mkfifo(in_folder / "pipe.yaml")
-    assert "pipe.yaml: cannot read the file: it is no regular one" in said(
+    assert "pipe.yaml: cannot read the file: it is not a regular file" in said(
         monkeypatch, capfd, "run", "pipe.yaml", "--dry-run"
     )
 

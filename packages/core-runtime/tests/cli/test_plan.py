@@ -257,10 +257,10 @@ def test_injected_delays_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     plan_command("sgd", ("delays={name: shifting_skew, shortest_s: 0.1, longest_s: 0.4}",), 4)
     shown = " ".join(capsys.readouterr().out.split())
     assert (
-        "Injected delays, shifting_skew {shortest_s: 0.1, longest_s: 0.4}: a rank is held up for 250 ms"
+        "Injected delays, shifting_skew {shortest_s: 0.1, longest_s: 0.4}: they delay a rank by 250 ms"
         in shown
     )
-    assert "if all ranks wait for each other in every step, for 400 ms." in shown
+    assert "and by 400 ms if all ranks wait for each other in every step." in shown
     with pytest.raises(
         CompositionError, match=r"^delays among 2 ranks: ranks is \[3\]; allowed: ranks from 0 to 1$"
     ):
@@ -364,7 +364,7 @@ def test_a_recipe_may_have_overrides_of_its_own(hocket: Callable[..., Any]) -> N
     assert sent[1] is not None
     assert sent[1][0] not in alone
     twice = hocket("plan", variant, "sgd", "parameters.0.every=3")
-    assert twice.err == f"hocket: parameters.0.every stands twice: in {variant!r}, and by itself\n"
+    assert twice.err == f"hocket: parameters.0.every is given twice: in {variant!r}, and by itself\n"
 
 
 def test_a_pipeline_is_not_planned_by_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -364,7 +364,7 @@ def test_it_measures_a_task_s_step_and_compressors(tmp_path: Path) -> None:
         (["--hosts", "2x1", "--params", "1M", "--model", "a:b"], "leave one out"),
         (["--hosts", "2x1", "--model", "nothing"], "'module:attribute'"),
         (["--hosts", "2x1", "--model", "no_such_module:net"], "no_such_module"),
-        (["--hosts", "2x1", "--model", "os:getcwd"], "returned str, no torch.nn.Module"),
+        (["--hosts", "2x1", "--model", "os:getcwd"], "returned str, not a torch.nn.Module"),
         (["--hosts", "2x1", "--bandwidth", "fast"], "--bandwidth: got 'fast'"),
         (
             ["--hosts", "2x1", "--latency", "5"],
@@ -384,7 +384,7 @@ def test_it_measures_a_task_s_step_and_compressors(tmp_path: Path) -> None:
             ["--hosts", "2x1", "--params", "1M", "--step", "0"],
             "--step: give the time that a step computes, more than 0 s",
         ),
-        (["--hosts", "8", "--params", "1M"], "hosts '8': 8 hosts of one rank are 8x1"),
+        (["--hosts", "8", "--params", "1M"], "hosts '8': write 8x1 for 8 hosts of one rank"),
         (
             ["parameters.0.every=30", "--hosts", "2x1"],
             "parameters.0.every=30 changes one strategy: name it, such as",
@@ -395,7 +395,7 @@ def test_it_measures_a_task_s_step_and_compressors(tmp_path: Path) -> None:
         (["--hosts", "2x1", "--params", "1M", "--step", "1", "--optimizer", "adamv"], "adamv"),
         (
             ["--hosts", "2x3", "--island", "2", "--params", "1M", "--step", "1"],
-            "island of 2 ranks: hosts of 3 ranks hold",
+            "island of 2 ranks: hosts of 3 ranks do not hold",
         ),
         (
             ["--hosts", "1x2", "--island", "2", "--params", "1M", "--step", "1"],
@@ -403,7 +403,7 @@ def test_it_measures_a_task_s_step_and_compressors(tmp_path: Path) -> None:
         ),
         (
             ["ranks=3", "--island", "2", "--params", "1M", "--step", "1"],
-            "island of 2 ranks: 3 ranks hold no whole",
+            "island of 2 ranks: 3 ranks cannot be divided",
         ),
         (["nowhere", "--hosts", "2x1"], "neither a YAML file nor the folder of a run"),
     ],

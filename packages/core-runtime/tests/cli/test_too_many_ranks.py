@@ -22,7 +22,7 @@ def _little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gigabyte_holds_ten_ranks() -> None:
     check_memory(10)
     with pytest.raises(
-        UserError, match=r"^11 ranks take 1 GB of memory and more, .* 1\.1 GB left, enough for 10:"
+        UserError, match=r"^11 ranks take 1 GB of memory or more, .* 1\.1 GB left, enough for 10:"
     ):
         check_memory(11)
 

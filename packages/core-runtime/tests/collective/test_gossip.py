@@ -119,7 +119,7 @@ def test_other_dtypes_are_mixed_in_float32(dtype: torch.dtype) -> None:
 
 
 def test_gossip_needs_a_topology() -> None:
-    with pytest.raises(CompositionError, match=r"parameters\.0\.topology: gossip needs one"):
+    with pytest.raises(CompositionError, match=r"parameters\.0\.topology: gossip needs a topology"):
         hocket.compose({"parameters": [{"collective": "gossip"}]})
 
 
@@ -156,11 +156,11 @@ BAD: dict[str, tuple[Callable[[int, int, int], tuple[int, int, float, float]], s
     ),
     "itself": (
         lambda rank, size, round: (rank, rank, 0.5, 0.5),
-        r"0: .*has send_to=\(\d,\): it has to name other ranks of 0 to 4",
+        r"0: .*has send_to=\(\d,\): it must name other ranks, 0 to 4",
     ),
     "odd": (
         lambda rank, size, round: (rank ^ 1, rank ^ 1, 0.5, 0.5),
-        r"0: rank 4 of 5 has send_to=\(5,\): .* where 5 ranks are not possible, check_size has to refuse them",
+        r"0: rank 4 of 5 has send_to=\(5,\): .* if 5 ranks are not possible, check_size must refuse them",
     ),
     "impure": (drawn, r"0: rank \d of 5 has"),
     "later": (later, "3: .* of sum 1.1, and columns_sum_to_one is True"),

@@ -126,12 +126,12 @@ def test_auto_takes_the_fastest_of_the_model(size: int, latency_s: float, larges
 @pytest.mark.parametrize("collective", ["reduce", "broadcast"])
 def test_what_sends_values_whole_refuses_a_compressor(collective: str) -> None:
     exchange = {"collective": collective, "over": GROUP, "compressor": "shared_random"}
-    with pytest.raises(CompositionError, match=f"{collective} sends values whole"):
+    with pytest.raises(CompositionError, match=f"{collective} sends uncompressed values"):
         hocket.compose({"parameters": [exchange]})
 
 
 def test_a_root_beyond_the_scope_is_refused() -> None:
     following = {"collective": "broadcast"}
     strategy = hocket.compose({"parameters": [{"collective": {"name": "reduce", "root": 4}}, following]})
-    with pytest.raises(ValueError, match="root: 4 is no rank of a scope of 3"):
+    with pytest.raises(ValueError, match="root: there is no rank 4 in a scope of 3"):
         strategy.parameters[0].collective.check_size(3)

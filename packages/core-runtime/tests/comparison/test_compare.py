@@ -270,11 +270,11 @@ def test_a_run_that_holds_runs_says_which_are_taken(runs: Path, hocket: Hocket, 
         (["RUN", "--target", "accuracy"], "--target 'accuracy': not of the form NAME=VALUE"),
         (["RUN", "--target", "accuracy=high"], "--target 'accuracy=high': not of the form NAME=VALUE"),
         (["RUN", "--target", "f1=0.5"], "has no metric 'f1'"),
-        (["RUN", "--target", "staleness_max=0.5"], "is in the summaries alone"),
+        (["RUN", "--target", "staleness_max=0.5"], "is only in the summaries"),
         (["RUN", "--out", "file/within"], "--out file/within: cannot be written: Not a directory"),
         (["broken"], "broken/metrics.jsonl: cannot be read: "),
         (["short"], "short: the run has ended after "),
-        (["without"], "without: the run has ended, and its metrics.jsonl is gone: put the file back, or delete "),
+        (["without"], "without: the run has ended, but its metrics.jsonl is missing: put the file back, or delete "),
     ],
 )  # fmt: skip
 def test_mistakes(

@@ -137,7 +137,7 @@ def test_what_was_interrupted_goes_on(hocket: Hocket, tmp_path: Path) -> None:
         "hocket: interrupted",
     ]
     assert (meanwhile.status, len(meanwhile.err.splitlines())) == (2, 1)
-    assert f"another sweep, or a run of one, is at work in {cut}" in meanwhile.err
+    assert f"another sweep, or one of its runs, is still writing to {cut}" in meanwhile.err
     assert not written(cut)
 
     assert hocket(*sweep, str(cut)).status == 0
@@ -251,8 +251,8 @@ def test_runs_and_sweeps_do_not_share_a_folder(
         ended = hocket("run", "sgd", *short, "--out", "swept", *more)
         assert (ended.status, ended.out) == (2, "")
         assert ended.err == (
-            "hocket: --out swept holds runs (seed=0, seed=1), which `hocket compare swept` would not find beside a run "
-            "of the folder's own: name a folder within it, such as swept/NAME, or another one\n"
+            "hocket: --out swept holds runs (seed=0, seed=1), which `hocket compare swept` would not find next to "
+            "another run there: name a folder inside it, such as swept/NAME, or another one\n"
         )
     assert (tmp_path / "swept" / "run.json").read_text() == before
     assert hocket("run", "sgd", *short, "seed=2", "--out", "swept/seed=2").status == 0
@@ -315,11 +315,11 @@ def test_commas_within_brackets_and_quotes_divide_nothing() -> None:
         (["sgd", "strategy=sgd,dspgd"], "there is no recipe 'dspgd'. Did you mean 'dpsgd'"),
         (
             ["sgd", "strategy=sgd seed=1,dpsgd", "seed=0,1"],
-            "seed stands twice: in strategy=sgd seed=1, and by itself",
+            "seed is given twice: in strategy=sgd seed=1, and by itself",
         ),
         (
             ["sgd", "strategy=sgd,agd gradients.0.every=1", "strategy.gradients.0.every=1"],
-            "gradients.0.every stands twice: in strategy=agd gradients.0.every=1, and by itself",
+            "gradients.0.every is given twice: in strategy=agd gradients.0.every=1, and by itself",
         ),
         (
             ["sgd", "strategy=sgd,dpsgd parameters.1.every=2"],
@@ -327,13 +327,13 @@ def test_commas_within_brackets_and_quotes_divide_nothing() -> None:
         ),
         (["sgd", "strategy=sgd,mine.yaml"], "mine.yaml: cannot read the file: No such file or directory"),
         (["sgd", "strategy="], "strategy: got null; allowed: a mapping of samples, gradients, parameters"),
-        (["sgd", "recipe=sgd,agd"], "recipe=sgd,agd: a sweep takes recipes by strategy=sgd,agd"),
+        (["sgd", "recipe=sgd,agd"], "recipe=sgd,agd: in a sweep, write strategy=sgd,agd"),
         (["sgd", "seed"], "override 'seed': not of the form KEY=VALUE"),
         (["sgd", "seed=0,,1"], "'seed=0,,1': a value is missing before or after a comma"),
-        (["sgd", "seed=0,1,0"], "'seed=0,1,0': the value 0 stands twice"),
+        (["sgd", "seed=0,1,0"], "'seed=0,1,0': the value 0 is given twice"),
         (
             ["sgd", "seed=0", "seed=1"],
-            "seed stands twice; allowed: once, its values with commas between them",
+            "seed is given twice: give it once, with commas between its values",
         ),
         (["sgd", "seed=0,x"], "override 'seed=x': seed: got 'x'; allowed: an integer"),
         (["sgd", "task=digits,digit"], "override 'task=digit': task: there is no task 'digit'"),
@@ -407,7 +407,7 @@ def test_exchanges_that_were_never_due_are_said_of_each_run(hocket: Hocket, tmp_
     )
     ended = hocket(*command, "--out", str(tmp_path))
     assert ended.status == 0, ended.err
-    warning = "parameters.0 is due every 8 steps, and never is: training ends after step 3"
+    warning = "parameters.0 never takes place: it is due every 8 steps, but training ends after step 3"
     [line] = [each for each in ended.out.splitlines() if "] periodic_average: validation" in each]
     assert f"; warning: {warning}" in line
     assert "; warning" not in next(each for each in ended.out.splitlines() if "] sgd: validation" in each)

@@ -110,8 +110,11 @@ def test_shared_random_sends_the_same_coordinates_and_all_that_was_kept(job: lis
 @pytest.mark.parametrize(
     ("compressor", "message"),
     [
-        (LocalClipping(TopK(0.1), max_norm=1.0), "shows one bucket at a time: use hocket.attach"),
-        (MomentumCorrection(TopK(0.1)), "momentum and weight_decay, which would apply it a second time"),
+        (LocalClipping(TopK(0.1), max_norm=1.0), "shows it one bucket at a time: use hocket.attach"),
+        (
+            MomentumCorrection(TopK(0.1)),
+            "momentum and weight_decay, but DDP's optimizer would apply it a second time",
+        ),
     ],
 )
 def test_what_a_hook_cannot_do_is_refused(compressor: Compressor, message: str) -> None:

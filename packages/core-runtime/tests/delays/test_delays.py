@@ -109,8 +109,8 @@ def test_a_file_gives_what_it_says(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "line 1: the columns' names are missing; allowed: rank,step,seconds"),
-        ("0,1,0.5\n", "line 1: the columns' names are missing"),
+        ("", "line 1: the column names are missing; write rank,step,seconds"),
+        ("0,1,0.5\n", "line 1: the column names are missing"),
         ("rank,step,seconds\n0,1\n", "line 2: got '0,1'; allowed: rank and step from 0, and seconds"),
         ("rank,step,seconds\n0,1,2,3\n", "line 2: got '0,1,2,3'; allowed"),
         ("rank,step,seconds\n\n0,one,0.5\n", "line 3: got '0,one,0.5'; allowed"),
@@ -129,7 +129,7 @@ def test_a_line_that_means_nothing_is_refused(tmp_path: Path, text: str, message
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "delays.csv").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="is no UTF-8 text"):
+    with pytest.raises(ValueError, match="is not UTF-8 text"):
         Recorded(str(tmp_path / "delays.csv"))
 
 

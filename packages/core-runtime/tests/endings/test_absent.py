@@ -49,8 +49,8 @@ def test_the_others_end_with_a_line(transport: str, variable: str, tmp_path: Pat
     assert (ended.returncode, told) == (
         1,
         [
-            "hocket: rank 0 joins the job and waits for rank 1, which has ended (sys.exit, or the end of the script, "
-            "before hocket.attach or hocket.join, which all ranks call); all ranks end"
+            "hocket: rank 0 waits for rank 1, which has ended before joining the job (sys.exit, or the end of the "
+            "script?). All ranks must call hocket.attach or hocket.join; all ranks end"
         ],
     ), ended.stderr
 

@@ -41,7 +41,7 @@ def test_it_has_the_bits_of_torchs_sgd(outer: Sgd) -> None:
         ({"lr": 0.0}, "lr must be finite and more than 0"),
         ({"lr": float("inf")}, "lr must be finite"),
         ({"lr": 1.0, "momentum": 1.0}, "momentum must be 0 or more and less than 1"),
-        ({"lr": 1.0, "nesterov": True}, "nesterov looks ahead along the momentum"),
+        ({"lr": 1.0, "nesterov": True}, "nesterov needs momentum"),
     ],
 )
 def test_what_does_not_step_is_refused(given: dict[str, Any], told: str) -> None:

@@ -42,7 +42,7 @@ def test_one_whose_requirements_cannot_be_read(install: Any) -> None:
     assert told.startswith(
         "plugin 'sloth' of package hocket-sloth 1.0: the package's metadata cannot be read ("
     )
-    assert told.endswith("): install it anew, or uninstall it")
+    assert told.endswith("): reinstall it, or uninstall it")
     assert "\n" not in told
 
 

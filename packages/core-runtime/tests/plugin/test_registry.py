@@ -171,7 +171,7 @@ def test_a_plugin_that_does_not_import_harms_only_who_names_it(install: Any) -> 
 @pytest.mark.parametrize(
     ("source", "cause"),
     [
-        ("", "it has no hocket_register, marked with hocket.plugin.hookimpl"),
+        ("", "it has no function hocket_register marked with hocket.plugin.hookimpl"),
         (EMPTY.replace("pass", "1 / 0"), "ZeroDivisionError: division by zero"),
         (EMPTY.replace("pass", "registry.scope('x', int)"), "of hocket-sloth 1.0: builtins.int is not a"),
         (EMPTY.replace("registry)", "registry, more)"), "PluginValidationError: "),
@@ -227,7 +227,7 @@ def test_a_plugin_for_another_core_is_refused(install: Any, requirement: str, fi
         return
     message = message_of(registry, "sloth.x")
     assert message.startswith("plugin 'sloth' of package hocket-sloth 1.0 needs hocket-core")
-    assert message.endswith("and hocket-core 0.1.7 is running: install matching versions")
+    assert message.endswith("but this is hocket-core 0.1.7: install matching versions")
 
 
 def test_an_unknown_name_is_answered_with_what_there_is(install: Any) -> None:

@@ -74,28 +74,28 @@ def test_the_same_batches_are_told_once(
     loaders = [[form(batch) for batch in batches(0, 2)] for _ in range(4)]
     with caplog.at_level(logging.WARNING, "hocket"):
         iterated(loaders)
-    told = [line for line in caplog.messages if "given the same batches" in line]
+    told = [line for line in caplog.messages if "get the same batches" in line]
     assert told == [
-        "all 4 ranks are given the same batches: use hocket.loader, or session.data(loader, same_batches=True) where "
-        "that is meant"
+        "all 4 ranks get the same batches: use hocket.loader, or session.data(loader, same_batches=True) if "
+        "you mean that"
     ]
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_other_batches_are_not(form: Callable[[Batch], Any], caplog: pytest.LogCaptureFixture) -> None:
     iterated([[form(batch) for batch in batches(rank, 2)] for rank in range(4)])
-    assert "given the same" not in caplog.text
+    assert "get the same" not in caplog.text
 
 
 def test_nor_the_same_ones_that_are_meant_or_cannot_be_compared(caplog: pytest.LogCaptureFixture) -> None:
     iterated([batches(0, 2)] * 2, same_batches=True)
     iterated([[object()], [object()]])
-    assert "given the same" not in caplog.text
+    assert "get the same" not in caplog.text
 
 
 def test_some_ranks_that_share_batches_are_named(caplog: pytest.LogCaptureFixture) -> None:
     iterated([batches(rank % 2, 2) for rank in range(3)])
-    assert "ranks 0, 2 are given the same batches" in caplog.text
+    assert "ranks 0, 2 get the same batches" in caplog.text
 
 
 # ---- two passes at a time ------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_an_iterator_that_was_read_already_is_told(caplog: pytest.LogCaptureFixt
                     pass
 
     on_ranks(2, body)
-    assert "can be read once only: make it anew for each pass" in caplog.text
+    assert "can be read only once: create a new one for each pass" in caplog.text
 
 
 # ---- weights -------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_ranks_that_go_on_with_different_things_are_told(others: str) -> None:
     }
     with pytest.raises(
         UserError,
-        match=rf"session\.consensus on rank 0, {re.escape(calls[others])} on ranks 1, 2\. All ranks have to make",
+        match=rf"session\.consensus on rank 0, {re.escape(calls[others])} on ranks 1, 2\. All ranks must make",
     ):
         on_ranks(
             3,
@@ -329,7 +329,8 @@ def test_a_rank_that_leaves_alone_ends_the_job_over_mpi(tmp_path: Path) -> None:
     assert ended.returncode != 0
     said = " ".join(ended.stderr.split())
     assert (
-        "rank 1 left the loop after batch 3 of a pass over session.data, and others are still in it" in said
+        "rank 1 left the loop after batch 3 of a pass over session.data, but other ranks are still in it"
+        in said
     )
     assert "rank 0 has not arrived: waiting in" in said
     assert "Traceback" not in said

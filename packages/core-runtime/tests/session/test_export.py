@@ -184,7 +184,7 @@ def test_somebody_elses_files_stay(tmp_path: Path) -> None:
 
     messages = on_ranks(2, lambda rank: trained(rank, "dpsgd", use))
     assert len(set(messages)) == 1
-    assert "holds notes.txt, which Hocket has not written there and does not replace" in messages[0]
+    assert "holds notes.txt, which Hocket did not write and does not replace" in messages[0]
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "notes.txt"]
 
 
@@ -208,7 +208,7 @@ def test_a_run_is_not_taken_for_an_export(tmp_path: Path) -> None:
     def use(session: hocket.Session) -> None:
         session.open_log(tmp_path / "run")
         session.log({"loss": 1.0})
-        with pytest.raises(CheckpointError, match="holds results of Hocket's that are no export"):
+        with pytest.raises(CheckpointError, match="holds other results of Hocket, not an export"):
             session.export(tmp_path / "run")
 
     on_ranks(2, lambda rank: trained(rank, "dpsgd", use))
@@ -224,7 +224,9 @@ def test_the_working_directory_is_not_replaced(
     monkeypatch.chdir(tmp_path / "here")
 
     def use(session: hocket.Session) -> None:
-        with pytest.raises(CheckpointError, match="is the working directory, or holds it: name a folder of"):
+        with pytest.raises(
+            CheckpointError, match="is the working directory, or contains it: name a folder for"
+        ):
             session.export(name)
 
     on_ranks(2, lambda rank: trained(rank, "dpsgd", use))
@@ -343,7 +345,7 @@ def test_a_mount_point_is_refused_before_anything_is_written(
         ),
         (
             {"format": "hf"},
-            "Sequential has no save_pretrained, which format='hf' calls: take format='safetensors'",
+            "Sequential has no save_pretrained, which format='hf' needs: use format='safetensors'",
         ),
         ({"also": [3]}, "also has a int, which has no save_pretrained"),
         ({"max_shard_bytes": 0}, "max_shard_bytes is 0; allowed: 1 or more"),
@@ -381,7 +383,7 @@ def test_another_models_tensors_are_refused_in_one_message() -> None:
     with pytest.raises(CheckpointError) as refused:
         load_model(model, ModelTensors.held(given), "FILE")
     assert str(refused.value) == (
-        "FILE is of another model: it lacks the model's 2.weight, 2.bias (did you mean 3.weight?); the model has no "
+        "FILE holds another model: it lacks the model's 2.weight, 2.bias (did you mean 3.weight?); the model has no "
         "3.weight, 3.bias (did you mean 2.weight?); 0.weight is float32[5, 5], and float64[7, 5] in the model"
     )
     assert same(state_of(model), before)

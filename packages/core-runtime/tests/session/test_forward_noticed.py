@@ -74,13 +74,13 @@ def test_the_numbers_are_those_of_overlap_none(how: str, caplog: pytest.LogCaptu
         assert torch.equal(one, other)
     told = [record.getMessage() for record in caplog.records if record.name == "hocket"]
     assert len(told) == (how != "called")
-    assert all("overlap: forward is carried out as overlap: none from now on" in each for each in told)
+    assert all("from now on overlap: forward works like overlap: none" in each for each in told)
 
 
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("by hand", "a step comes without a forward of the model since the last one"),
+        ("by hand", "a step came without a forward of the model since the last step"),
         ("elsewhere", "read head.weight, head.bias without calling the module that owns it"),
     ],
 )

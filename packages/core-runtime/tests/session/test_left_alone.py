@@ -36,7 +36,7 @@ def trial(number: int, recipe: str) -> list[float]:
             optimizer.zero_grad()
             model(torch.full((2, 4), 1.0 + session.rank)).sum().backward()
             if (number, session.rank, step) == (0, 1, 2):
-                raise OutOfMemoryError("on this rank alone")
+                raise OutOfMemoryError("on this rank only")
             optimizer.step()
     return model.weight.flatten().tolist()
 
@@ -63,12 +63,12 @@ def check_search(found: list[list[str | list[float]]]) -> None:
     ranks = len(found)
     for rank, (first, *later) in enumerate(found):
         if rank == 1:
-            assert first == "OutOfMemoryError: on this rank alone"
+            assert first == "OutOfMemoryError: on this rank only"
         else:
             assert isinstance(first, str)
             assert first.startswith("SessionLeftError: "), first
             assert first.endswith(
-                "rank 1 has left the session after step 2, by OutOfMemoryError: on this rank alone"
+                "rank 1 has left the session after step 2, by OutOfMemoryError: on this rank only"
             )
         for number, weights in enumerate(later, 1):
             assert weights == pytest.approx(alone(number, ranks), abs=1e-5)
@@ -83,7 +83,7 @@ def test_every_recipe_goes_on(recipe: str) -> None:
     found = hocket.virtual(3).run(search, recipe)
     for rank, (first, *later) in enumerate(found):
         assert isinstance(first, str)
-        assert "OutOfMemoryError: on this rank alone" in first, rank
+        assert "OutOfMemoryError: on this rank only" in first, rank
         assert not [trial for trial in later if isinstance(trial, str)]
 
 

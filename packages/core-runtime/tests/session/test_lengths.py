@@ -80,7 +80,7 @@ def test_a_length_that_is_too_great_is_believed_once(branch: str, caplog: pytest
     assert [steps for _, steps in ranks] == [[6, 10, 14]] * 2
     told = [text for text in caplog.messages if "__len__" in text]
     assert len(told) == 1
-    assert "at most 4 batches in this pass, and 6 by their len()" in told[0]
+    assert "at most 4 batches in this pass, but their len() is 6" in told[0]
     if branch in EXCHANGED:
         expected, _ = on_ranks(2, lambda rank: trained(branch, rank, 3 + rank, None, passes=3))[0]
         assert torch.equal(ranks[0][0], expected)
@@ -162,6 +162,6 @@ def test_a_length_that_is_too_small_is_told_of(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING, logger="hocket"):
         on_ranks(2, lambda rank: trained("whole", rank, 4 + rank, 4, passes=1))
     told = [text for text in caplog.messages if "__len__" in text]
-    assert [text.partition(" says: they are read")[0] for text in told] == [
-        "rank 1: the loader of session.data has more batches than its len(), 4,"
+    assert [text.partition(". They are read")[0] for text in told] == [
+        "rank 1: the loader of session.data has more batches than its len(), 4"
     ]

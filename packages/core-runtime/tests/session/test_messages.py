@@ -89,7 +89,7 @@ Local.__qualname__ = "Elsewhere"
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([1, {"image": object()}], "1/image is of type object, which no message between ranks can hold"),
+        ([1, {"image": object()}], "1/image is of type object, which ranks cannot send each other"),
         ({"x": UserDict()}, "x is of type UserDict"),
         ([defaultdict(list)], "0 is of type defaultdict"),
         ((Colour.RED,), "0 is of type Colour"),
@@ -114,7 +114,7 @@ def test_what_names_no_named_tuple_is_refused() -> None:
     for name in ("os.system", "builtins.tuple", "missing.Pair"):
         module, kind = name.split(".")
         form = Form(f'{{"named": ["{module}", "{kind}", ["true"]]}}', ())
-        with pytest.raises(UserError, match="is no named tuple of a module that this rank has imported"):
+        with pytest.raises(UserError, match="is not a named tuple of a module that this rank has imported"):
             put_together(form, [])
 
 
@@ -136,5 +136,5 @@ def test_a_batch_is_lent() -> None:
 
 
 def test_a_batch_that_cannot_be_lent_is_refused_by_name_on_all_ranks() -> None:
-    with pytest.raises(UserError, match="cannot be lent the one of rank 1: x is of type Record"):
+    with pytest.raises(UserError, match="cannot use the batch of rank 1: x is of type Record"):
         lent({"x": Record(1)})

@@ -77,19 +77,19 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 COPIES: dict[str, tuple[Make, str]] = {
     "masters": (
         lambda m: Masters(m.parameters(), lr=0.05),
-        "Masters keeps a copy of its own of the weights (state 'master')",
+        "Masters keeps its own copy of the weights (state 'master')",
     ),
     "in a list": (
         lambda m: Outside(m.parameters(), 0.05),
-        "Outside keeps a copy of its own of the weights ('fp32_groups')",
+        "Outside keeps its own copy of the weights ('fp32_groups')",
     ),
     "slow weights": (
         lambda m: Lookahead(torch.optim.SGD(m.parameters(), lr=0.05)),
-        "Lookahead keeps a copy of its own of the weights (state 'slow')",
+        "Lookahead keeps its own copy of the weights (state 'slow')",
     ),
     "averages": (
         lambda m: torch.optim.ASGD(m.parameters(), lr=0.05),
-        "ASGD keeps a copy of its own of the weights (state 'ax')",
+        "ASGD keeps its own copy of the weights (state 'ax')",
     ),
 }
 MOMENTS: dict[str, Make] = {

@@ -122,4 +122,4 @@ def test_reading_ahead_of_the_session_is_warned_of(caplog: pytest.LogCaptureFixt
 
     with caplog.at_level(logging.WARNING, "hocket"):
         on_ranks(2, train)
-    assert "to read batches ahead, put session.data around what does" in caplog.text
+    assert "to read ahead, write session.data(prefetch(loader))" in caplog.text

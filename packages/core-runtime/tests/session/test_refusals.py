@@ -47,14 +47,17 @@ def test_ddp() -> None:
 
     wrapped = DistributedDataParallel(mlp())
     refused(
-        r"^the model is wrapped in DistributedDataParallel.*attach the plain model, and call that", wrapped
+        r"^the model is wrapped in DistributedDataParallel.*attach the plain model, and call the plain model",
+        wrapped,
     )
     refused("^module '0' is wrapped in DistributedDataParallel", nn.Sequential(wrapped))
     # Afterwards, too, and no longer once the session is closed.
     model = mlp()
     with hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "sgd"):
         for outer in (model, nn.Sequential(model)):
-            with pytest.raises(AttachError, match="about to be wrapped in DistributedDataParallel"):
+            with pytest.raises(
+                AttachError, match="DistributedDataParallel was given a model that is in a session"
+            ):
                 DistributedDataParallel(outer)
     DistributedDataParallel(model)
 
@@ -86,7 +89,7 @@ def test_fsdp2() -> None:
     model = mlp()
     fully_shard(model[0], mesh=init_device_mesh("cpu", (1,)))
     attach(model)  # an island of one rank
-    with pytest.raises(AttachError, match="island names a mesh, and no parameter of the model is sharded"):
+    with pytest.raises(AttachError, match="island names a mesh, but no parameter of the model is sharded"):
         hocket.attach(mlp(), sgd(mlp()), "sgd", island=init_device_mesh("cpu", (1,)))
 
 
@@ -243,9 +246,7 @@ def test_reentrant_checkpoint(strategy: str) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         x = torch.ones(2, 5, requires_grad=True)
         with (
-            pytest.raises(
-                AttachError, match=r"a backward was called inside another one.*use_reentrant=False"
-            ),
+            pytest.raises(AttachError, match=r"a backward ran inside another one.*use_reentrant=False"),
             hocket.attach(model, optimizer, strategy),
         ):
             model(x).sum().backward()
@@ -341,7 +342,7 @@ def test_a_compressor_that_takes_over_momentum_needs_torchs_sgd() -> None:
 
     def run(rank: int) -> None:
         model = nn.Linear(2, 2)
-        with pytest.raises(AttachError, match=r"momentum of torch\.optim\.SGD is taken over, and AdamW has"):
+        with pytest.raises(AttachError, match=r"momentum of torch\.optim\.SGD, not that of AdamW"):
             hocket.attach(model, torch.optim.AdamW(model.parameters()), {"gradients": [exchange]})
 
     on_ranks(2, run)

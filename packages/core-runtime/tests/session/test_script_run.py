@@ -130,7 +130,7 @@ def test_a_run_that_has_ended_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "run.json"])
 def test_the_files_of_others_are_kept(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(hocket.errors.HocketError, match=f"holds {name}, which Hocket has not written there"):
+    with pytest.raises(hocket.errors.HocketError, match=f"holds {name}, which Hocket did not write"):
         run(tmp_path, 1)
     assert (tmp_path / name).read_text() == "mine"
 

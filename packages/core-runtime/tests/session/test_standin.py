@@ -89,8 +89,8 @@ def test_nan_is_counted_where_it_is_and_all_ranks_leave_the_step_out(told: list[
 def test_parameters_with_nan_are_refused_when_they_have_come_from_there(told: list[dict[str, Any]]) -> None:
     for rank, of_rank in enumerate(told):
         averaged, mixed = of_rank["spoiled"]
-        assert f"of rank {rank} is NaN or Inf after step 1, where parameters.0 sends it" in averaged
-        assert "is NaN or Inf after step 1, where parameters.0 sends it" in mixed
+        assert f"of rank {rank} is NaN or Inf after step 1, and parameters.0 is about to send it" in averaged
+        assert "is NaN or Inf after step 1, and parameters.0 is about to send it" in mixed
 
 
 def test_virtual_ranks_gossip_on_the_device(told: list[dict[str, Any]]) -> None:

@@ -250,7 +250,7 @@ def test_clipping_where_all_backwards_were_accumulated(strategy: tuple[str, ...]
 
 @pytest.mark.parametrize(
     ("recipe", "told"),
-    [("local", "it counts as a step"), ("sgd", "it steps with the other ranks' gradients")],
+    [("local", "the batch counts as a step"), ("sgd", "this rank steps with the other ranks' gradients")],
 )
 def test_a_batch_without_a_step_is_told_of_once(
     recipe: str, told: str, caplog: pytest.LogCaptureFixture

@@ -116,7 +116,7 @@ def test_ddp_around_the_model(strategy: str, group_size: int) -> None:
             optimizer.step()
             if group_size > 1:
                 with pytest.raises(
-                    SessionError, match=r"at step 2, and averages .* Three ways out: without it"
+                    SessionError, match=r"at step 2, and averages .* Choose one: the session alone"
                 ):
                     wrapped(x)
             else:

@@ -148,7 +148,7 @@ def test_overrides_are_laid_in_order_and_null_empties() -> None:
     assert compose("agd", "gradients.0.overlap=none", "gradients.0.overlap=backward") == compose("agd")
     assert compose("sgd", "gradients=null") == compose("local")
     assert compose("sgd", "gradients.0.topology=null") == compose("sgd")
-    with pytest.raises(ConfigError, match="recipe sgd would be laid over it: name agd in place of sgd"):
+    with pytest.raises(ConfigError, match="recipe sgd would override it: name agd instead of sgd"):
         compose("sgd", "recipe=agd")
 
 
@@ -261,7 +261,7 @@ BROADCAST = {"collective": "broadcast"}
 def test_ranks_whose_gradients_would_reach_nobody_are_named(mapping: Any, at_fault: str, ranks: str) -> None:
     strategy = compose(mapping)
     with pytest.raises(
-        CompositionError, match=rf"^{at_fault} among 5 ranks: .* nothing is left of the gradients of {ranks}:"
+        CompositionError, match=rf"^{at_fault} among 5 ranks: .* the gradients of {ranks} are lost:"
     ):
         strategy.check_size(Placement.on_one_host(5))
 
@@ -398,7 +398,7 @@ def test_a_synchronous_start_may_be_a_share_of_a_run_s_steps(share: str, steps: 
 @pytest.mark.parametrize("overrides", [["synchronous_steps=25%"], ["synchronous_steps=101%", "steps=9"]])
 def test_a_share_needs_the_number_of_steps(overrides: list[str]) -> None:
     with pytest.raises(
-        ConfigError, match=r"synchronous_steps: got .*0% to 100%, beside steps=N.*a script writes"
+        ConfigError, match=r"synchronous_steps: got .*share of steps=N, 0% to 100%.*a script writes"
     ):
         load_run("periodic_average", overrides)
 

@@ -74,7 +74,7 @@ def test_a_count_of_groups_makes_them_as_even_as_can_be(size: int, count: int) -
     placement = Placement.on_one_host(size)
     if count > size:
         with pytest.raises(
-            ValueError, match=f"count: {count} groups need as many ranks, and there are {size}"
+            ValueError, match=f"count: {count} groups need {count} ranks or more, but there are {size}"
         ):
             Group(count=count).parts(placement)
         return
@@ -104,7 +104,7 @@ def test_with_sharded_leaders_one_rank_of_each_group_carries_a_segment(
 
 def test_sharded_leaders_need_groups_of_one_size() -> None:
     with pytest.raises(
-        ValueError, match="sharded leaders need groups of one size, and these have 1 and 4 ranks"
+        ValueError, match="sharded leaders need groups of equal size, but these have 1 and 4 ranks"
     ):
         Leaders(size=4, sharded=True).parts(Placement.on_one_host(5))
 

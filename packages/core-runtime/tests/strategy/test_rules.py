@@ -85,47 +85,47 @@ def exchange(**fields: Any) -> dict[str, Any]:
     [
         ("gradients", {"collective": "broadcast"}, "collective", ["replace the other ranks' gradients", "allreduce"]),
         ("parameters", {"every": "log2_ranks", "over": {"name": "group", "size": 2}}, "every", ["log2_ranks over group (size: 2)", "over: world"]),
-        ("parameters", {"progress": "thread"}, "progress", ["allreduce is advanced by the training thread", "use inline, or gossip"]),
+        ("parameters", {"progress": "thread"}, "progress", ["allreduce runs in the training thread", "use inline, or gossip"]),
         ("gradients", {"collective": "reduce"}, "collective", ["only the root would have the mean", "allreduce"]),
         ("parameters", {"collective": "reduce"}, "collective", ["only the root would have the mean", "broadcast"]),
-        ("parameters", {"collective": "sparse_allreduce"}, "collective", ["mean of sent values", "use it in gradients, or with an outer"]),
-        ("gradients", {"over": {"name": "leaders", "size": 2}}, "over", ["ranks that lead no group", "group or world"]),
-        ("parameters", {"over": {"name": "leaders", "size": 2}}, "over", ["would not get the result", "{collective: broadcast, over: {name: group, size: 2}, segments: {name: bytes, size_mb: 8.0, first_mb: 1.0}, every: 1}"]),
+        ("parameters", {"collective": "sparse_allreduce"}, "collective", ["averages only sent values", "use it in gradients, or give an outer"]),
+        ("gradients", {"over": {"name": "leaders", "size": 2}}, "over", ["ranks that are not leaders", "group or world"]),
+        ("parameters", {"over": {"name": "leaders", "size": 2}}, "over", ["only leaders would get the result", "{collective: broadcast, over: {name: group, size: 2}, segments: {name: bytes, size_mb: 8.0, first_mb: 1.0}, every: 1}"]),
         ("parameters", {"collective": "gossip", "topology": "irregular_directed"}, "topology", ["do not add up to 1", "push_sum: true"]),
-        ("gradients", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed"}, "topology", ["gradients have none"]),
-        ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed", "compressor": "bf16"}, "compressor", ["push-sum weight is of the whole segment"]),
-        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "topk"}, "compressor", ["coordinates of its own", "shared_random"]),
-        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": {"name": "error_feedback", "compressor": "bf16"}}, "compressor", ["keeps what it does not send", "gradients"]),
-        ("parameters", {"compressor": "scattered"}, "compressor", ["on some ranks only", "use shared_random"]),
+        ("gradients", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed"}, "topology", ["not for gradients"]),
+        ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed", "compressor": "bf16"}, "compressor", ["push-sum weighs whole segments"]),
+        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "topk"}, "compressor", ["sends different coordinates", "shared_random"]),
+        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": {"name": "error_feedback", "compressor": "bf16"}}, "compressor", ["keeps unsent values", "gradients"]),
+        ("parameters", {"compressor": "scattered"}, "compressor", ["if ranks send different ones", "use shared_random"]),
         ("parameters", {"every": 4, "delay": 2, "merge": BLEND, "compressor": "shared_random"}, "merge", ["2 steps ago", "use merge: add, or delay 0"]),
-        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "clipped"}, "compressor", ["Clipped looks at all gradients", "use it in gradients"]),
+        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "clipped"}, "compressor", ["Clipped needs all gradients", "use it in gradients"]),
         ("gradients", {"overlap": "forward"}, "overlap", ["gradients cannot be overlapped with forward", "use none or backward"]),
-        ("gradients", {"delay": 1}, "delay", ["delay is of parameters"]),
-        ("gradients", {"outer": {"name": "sgd", "lr": 1.0}}, "outer", ["outer is of parameters"]),
-        ("gradients", {"stagger": True}, "stagger", ["stagger is of parameters"]),
+        ("gradients", {"delay": 1}, "delay", ["delay belongs to exchanges of parameters"]),
+        ("gradients", {"outer": {"name": "sgd", "lr": 1.0}}, "outer", ["outer belongs to exchanges of parameters"]),
+        ("gradients", {"stagger": True}, "stagger", ["stagger belongs to exchanges of parameters"]),
         ("parameters", {"outer": SGD, "collective": "broadcast"}, "outer", ["broadcast does not give all ranks the mean", "use collective: allreduce"]),
         ("parameters", {"outer": SGD, "collective": "gossip", "topology": "ring"}, "outer", ["gossip does not give all ranks the mean"]),
         ("parameters", {"outer": SGD, "collective": {"name": "gossip", "push_sum": True}, "topology": "exponential"}, "outer", ["would drift apart"]),
-        ("parameters", {"outer": SGD, "compressor": "shared_random"}, "compressor", ["would be lost", "error_feedback"]),
-        ("parameters", {"outer": SGD, "collective": "sparse_allreduce", "compressor": "topk"}, "compressor", ["topk", "would be lost", "error_feedback"]),
-        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "levels"}, "compressor", ["keeps little of the values", "outer"]),
-        ("parameters", {"delay": 1, "overlap": "forward"}, "overlap", ["with delay 1 the steps that follow hide it", "use none"]),
+        ("parameters", {"outer": SGD, "compressor": "shared_random"}, "compressor", ["would lose the rest", "error_feedback"]),
+        ("parameters", {"outer": SGD, "collective": "sparse_allreduce", "compressor": "topk"}, "compressor", ["topk", "would lose the rest", "error_feedback"]),
+        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "levels"}, "compressor", ["is too coarse for the parameters themselves", "outer"]),
+        ("parameters", {"delay": 1, "overlap": "forward"}, "overlap", ["delay 1 already overlaps the exchange", "use none"]),
         ("parameters", {"delay": 3, "every": 2}, "delay", ["3 steps are longer", "use 2 or less"]),
-        ("parameters", {"delay": 2, "every": 2, "merge": BLEND}, "merge", ["overwrites them", "shorter delay, or merge: add"]),
-        ("parameters", {"every": 4, "offset": -4}, "offset", ["-4 is no part of a period of 4 steps"]),
-        ("parameters", {"every": "log2_ranks", "offset": 1}, "offset", ["1 is no part of a period of log2_ranks"]),
-        ("parameters", {"every": 3, "stagger": True, "segments": {"name": "fragments", "count": 4}}, "stagger", ["4 fragments need as many steps"]),
-        ("parameters", {"collective": "broadcast", "merge": BLEND}, "merge", ["result of broadcast is no average", "merge: add"]),
-        ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "exponential", "merge": BLEND}, "merge", ["no average"]),
-        ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed", "segments": {"name": "fragments", "count": 2}}, "segments", ["lie side by side", "use layers"]),
+        ("parameters", {"delay": 2, "every": 2, "merge": BLEND}, "merge", ["would overwrite all steps", "shorter delay, or merge: add"]),
+        ("parameters", {"every": 4, "offset": -4}, "offset", ["-4 is outside the period of 4 steps"]),
+        ("parameters", {"every": "log2_ranks", "offset": 1}, "offset", ["1 is outside the period of log2_ranks"]),
+        ("parameters", {"every": 3, "stagger": True, "segments": {"name": "fragments", "count": 4}}, "stagger", ["4 fragments need 4 steps"]),
+        ("parameters", {"collective": "broadcast", "merge": BLEND}, "merge", ["result of broadcast is not an average", "merge: add"]),
+        ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "exponential", "merge": BLEND}, "merge", ["not an average"]),
+        ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed", "segments": {"name": "fragments", "count": 2}}, "segments", ["adjacent parameters", "use layers"]),
         ("parameters", {"overlap": "backward"}, "overlap", ["parameters cannot", "use none or forward"]),
         ("gradients", {"every": 4}, "every", ["every 4 steps", "drift apart", "session.accumulate()", "parameters every 4"]),
-        ("gradients", {"compressor": "sparse"}, "compressor", ["allreduce combines messages in flight", "Sparse", "sparse_allreduce", "compressor none"]),
+        ("gradients", {"compressor": "sparse"}, "compressor", ["allreduce adds messages on their way", "Sparse", "sparse_allreduce", "compressor none"]),
         ("gradients", {"collective": "particular"}, "compressor", ["only what is clipped is particular: use clipped"]),
         ("gradients", {"topology": "complete"}, "topology", ["allreduce has no topology", "gossip"]),
-        ("gradients", {"collective": "gathering"}, "topology", ["Gathering needs one", "topology: complete"]),
-        ("gradients", {"compressor": "clipped", "overlap": "backward"}, "overlap", ["Clipped looks at all gradients", "use none"]),
-        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "corrected"}, "compressor", ["Corrected takes over", "momentum and weight_decay", "use it in gradients"]),
+        ("gradients", {"collective": "gathering"}, "topology", ["Gathering needs a topology", "topology: complete"]),
+        ("gradients", {"compressor": "clipped", "overlap": "backward"}, "overlap", ["Clipped needs all gradients", "use none"]),
+        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "corrected"}, "compressor", ["Corrected applies", "momentum and weight_decay", "use it in gradients"]),
     ],
 )  # fmt: skip
 def test_an_exchange_that_means_nothing_is_refused(
@@ -186,10 +186,14 @@ def test_what_the_refusals_recommend_composes(registry: Registry, slot: str, fie
         (
             {"segments": "layers"},
             "segments",
-            "segment by segment: use bytes (size_mb: 8.0, first_mb: 1.0), as gradients.0 does",
+            "one after the other: use bytes (size_mb: 8.0, first_mb: 1.0), as gradients.0 does",
         ),
-        ({"overlap": "backward"}, "overlap", "leave it at none, and choose the overlap in gradients.0"),
-        ({"compressor": "clipped"}, "compressor", "works on a rank's own gradients, which gradients.0 sends"),
+        ({"overlap": "backward"}, "overlap", "leave overlap at none, and set it in gradients.0"),
+        (
+            {"compressor": "clipped"},
+            "compressor",
+            "needs a rank's own gradients, which only gradients.0 sends",
+        ),
     ],
 )
 def test_later_exchanges_of_gradients_follow_the_first(
@@ -210,7 +214,7 @@ def test_what_leaders_exchange_is_broadcast_in_the_same_groups_and_as_often() ->
         {"over": {"name": "group", "size": 4}},
         {"collective": {"name": "broadcast", "root": 1}},
     ):
-        with pytest.raises(CompositionError, match=r"parameters\.0\.over: the other members of the groups"):
+        with pytest.raises(CompositionError, match=r"parameters\.0\.over: only leaders would get the result"):
             compose({"parameters": [leaders, {**heard, **wrong}]})
 
 
@@ -233,7 +237,7 @@ def test_a_refusal_names_the_override_that_caused_it() -> None:
 def test_only_the_last_exchange_of_parameters_overlaps() -> None:
     averages = [exchange(overlap="forward"), exchange()]
     with pytest.raises(
-        CompositionError, match=r"parameters\.0\.overlap: forward leaves it under way when parameters\.1"
+        CompositionError, match=r"parameters\.0\.overlap: with forward it is not complete when parameters\.1"
     ):
         compose({"parameters": averages})
     assert len(compose({"parameters": averages[::-1]}).parameters) == 2
@@ -247,7 +251,7 @@ def test_leaders_are_heard_in_the_steps_in_which_they_exchange(fields: dict[str,
     leaders = exchange(over={"name": "leaders", **group}, every=4, outer=SGD)
     heard = {"collective": "broadcast", "over": {"name": "group", **group}, "every": 4}
     assert not list(refusals(compose({"parameters": [leaders, heard]})))
-    with pytest.raises(CompositionError, match="would not get the result"):
+    with pytest.raises(CompositionError, match="only leaders would get the result"):
         compose({"parameters": [{**leaders, **fields}, heard]})
 
 
@@ -264,7 +268,7 @@ def test_what_once_was_an_overlap_is_answered_with_what_to_write() -> None:
 def test_a_period_that_is_too_short_for_a_delay_among_some_ranks_is_refused_there() -> None:
     strategy = compose({"parameters": [exchange(every="log2_ranks", delay=2)]})
     strategy.check_size(Placement.on_one_host(4))
-    with pytest.raises(CompositionError, match="delay: 2 steps are longer than its period, 1"):
+    with pytest.raises(CompositionError, match="delay: 2 steps are longer than the period of 1"):
         strategy.check_size(Placement.on_one_host(2))
 
 
@@ -272,5 +276,5 @@ def test_a_broadcast_in_a_step_of_its_own_loses_what_others_have_trained() -> No
     average, copied = exchange(every=4), {"collective": "broadcast", "every": 4}
     compose({"parameters": [average, copied]}).check_size(Placement.on_one_host(3))
     apart = compose({"parameters": [average, {**copied, "offset": 1}]})
-    with pytest.raises(CompositionError, match="nothing is left of the gradients of ranks 1, 2"):
+    with pytest.raises(CompositionError, match="the gradients of ranks 1, 2 are lost"):
         apart.check_size(Placement.on_one_host(3))

@@ -238,7 +238,7 @@ def test_a_distributed_sampler_is_left_alone() -> None:
 
     assert [[n for n, _ in of_rank] for of_rank in read(make, 2)] == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
     with pytest.raises(
-        UserError, match=r"reads share 0 of 1, and this rank's is . of 2: leave the sampler out"
+        UserError, match=r"reads share 0 of 1, but this rank's share is . of 2: leave the sampler out"
     ):
         read(lambda: hocket.loader(Numbers(8), 2, sampler=DistributedSampler(Numbers(8), 1, 0)), 2)
 
@@ -327,22 +327,28 @@ def test_workers_of_unlike_ranks_draw_unlike() -> None:
     [
         (
             lambda: hocket.loader(Stream(5), 2),
-            "cannot share out Stream, .* split=lambda samples, part, parts",
+            "cannot divide Stream, .* split=lambda samples, part, parts",
         ),
         (lambda: hocket.loader(Stream(5), 2, shuffle=True, split=every_other), "shuffle is for map-style"),
         (lambda: hocket.loader(Numbers(5), 2, split=every_other), "split is for an IterableDataset"),
         (lambda: hocket.loader(Numbers(5)), "batch_size is None; allowed"),
         (lambda: hocket.loader(Numbers(5), 0), "batch_size is 0; allowed"),
-        (lambda: hocket.loader(Numbers(5), 2, batch_sampler=[[1]]), "batch_sampler decides what batch_size"),
-        (lambda: hocket.loader(Numbers(5), 2, sampler=[1], shuffle=True), "sampler decides what shuffle"),
+        (
+            lambda: hocket.loader(Numbers(5), 2, batch_sampler=[[1]]),
+            "batch_sampler and batch_size exclude each other",
+        ),
+        (
+            lambda: hocket.loader(Numbers(5), 2, sampler=[1], shuffle=True),
+            "sampler and shuffle exclude each other",
+        ),
         (lambda: hocket.loader(Numbers(5), 2, generator=torch.Generator()), "takes no generator"),
         (lambda: hocket.loader(Numbers(5), 2, in_order=False), "in_order=False"),
         (
             lambda: hocket.loader(torch.utils.data.DataLoader(Numbers(5)), 2),  # type: ignore[arg-type]
             "give it the dataset",
         ),
-        (lambda: next(iter(hocket.loader(Numbers(0), 2))), "get no batch of this dataset: it is empty"),
-        (lambda: len(hocket.loader(Numbers(5), 6, drop_last=True)), "drop_last leaves nothing"),
+        (lambda: next(iter(hocket.loader(Numbers(0), 2))), "the dataset has no batch for .*: it is empty"),
+        (lambda: len(hocket.loader(Numbers(5), 6, drop_last=True)), "drop_last drops everything"),
     ],
 )
 def test_refusals(make: Callable[[], Any], message: str) -> None:

@@ -252,6 +252,6 @@ def test_a_classification_with_a_model_of_its_own_has_no_network(write: Write) -
 def test_only_a_class_takes_fields(write: Write) -> None:
     write("line_l", TASK + "\n    steep = Line(slope=9.0)\n")
     with pytest.raises(
-        ConfigError, match=r"task\.slope: only a subclass of Task takes fields, and line_l:steep"
+        ConfigError, match=r"task\.slope: only a subclass of Task can have fields, and line_l:steep"
     ):
         load_user_task("line_l:steep", {"slope": 1.0})

@@ -306,5 +306,5 @@ def test_a_window_holds_its_steps_and_what_began_in_them(strategy: str, tmp_path
 
 def test_a_window_without_steps_is_refused() -> None:
     for steps in ((3, 3), (-1, 2)):
-        with pytest.raises(ValueError, match="hold no step; allowed: the first, from 0 on"):
+        with pytest.raises(ValueError, match="are empty; allowed: the first step, counted from 0"):
             hocket.Trace("trace.json", steps)

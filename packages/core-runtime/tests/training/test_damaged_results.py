@@ -79,7 +79,7 @@ def test_a_run_goes_on_without_what_started_it(
     (run / "run.json").write_text(content)
     ended = hocket(*RESUME)
     assert (ended.status, ended.err) == (0, "")
-    assert caplog.messages == ["RUN/run.json is damaged: what it held is kept as run.json.damaged-1"]
+    assert caplog.messages == ["RUN/run.json is damaged: its content is kept as run.json.damaged-1"]
     assert (run / "run.json.damaged-1").read_text() == content
     assert [start["command"].split()[1] for start in json.loads((run / "run.json").read_text())] == ["resume"]
     assert (run / "model.safetensors").exists()
@@ -96,7 +96,7 @@ def test_a_damaged_line_of_metrics_costs_that_line(
         (run / name).write_text("\n".join(lines) + "\n")
     damaged = (run / "metrics.jsonl").read_bytes()
     assert hocket("compare", "RUN").status == 0
-    assert caplog.messages == ["RUN/metrics.jsonl: 1 of 8 lines are damaged and left out"]
+    assert caplog.messages == ["RUN/metrics.jsonl: 1 of 8 lines are damaged and were skipped"]
     assert hocket(*RESUME).status == 0
     assert steps(run) == ([1, 2, 3, 5, 6, 7, 8, 9], [1, 2, 4, 5, 6, 7, 8, 9])
     assert (run / "metrics.jsonl.damaged-1").read_bytes() == damaged
@@ -227,7 +227,7 @@ def test_a_configuration_that_was_changed_is_not_resumed_in_silence(
     ended = hocket(*RESUME)
     assert (ended.status, ended.out) == (2, "")
     told = f"RUN/config.yaml was changed since the run wrote it: {key} is {now}, and was {was}"
-    assert ended.err.startswith(f"hocket: {told}. Put it back; ")
+    assert ended.err.startswith(f"hocket: {told}. Restore it, ")
     assert contents(run) == before
     assert hocket("compare", "RUN").status == 0
     assert caplog.messages == [told]
@@ -250,5 +250,5 @@ def test_a_configuration_that_nothing_remembers_is_resumed_with_a_word(
     assert hocket(*RESUME).status == 0
     assert hocket("resume", "RUN", "steps=10", "-q").status == 0
     assert caplog.messages == [
-        "RUN/config.yaml: may have changed since the run wrote it: .hocket.json does not have its content"
+        "RUN/config.yaml: may have changed since the run wrote it: .hocket.json has other content"
     ]

@@ -160,7 +160,7 @@ def test_the_ranks_spread(hocket_run: Callable[..., int]) -> None:
 @pytest.mark.parametrize(
     ("task", "expected"),
     [
-        ("Loss", "torchmetrics() of task Loss: a metric is named 'loss', as the task's loss is"),
+        ("Loss", "torchmetrics() of task Loss: a metric is named 'loss', the name of the task's loss"),
         ("Twice", "metrics() of task Twice: 'confidence' is one of its torchmetrics objects already"),
         (
             "Single",

@@ -59,7 +59,7 @@ def test_a_file_of_somebody_else_ends_a_run_before_it_begins(
     before = contents(within)
     ended = hocket(*WITH_ALL, *more)
     assert ended.status == 2
-    assert ended.err.startswith(f"hocket: --out RUN holds {name}, which Hocket has not written there")
+    assert ended.err.startswith(f"hocket: --out RUN holds {name}, which Hocket did not write")
     assert contents(within) == before
 
 
@@ -94,9 +94,9 @@ def test_a_checkpoint_that_is_not_hockets_alone_ends_a_run_before_it_begins(
     put(within / "RUN" / "checkpoints" / "step-00000002" / name)
     before = contents(within)
     ended = hocket(*RUN, "--overwrite")
-    assert (ended.status, ended.err.partition(" and ")[0]) == (
+    assert (ended.status, ended.err.partition(" so it ")[0]) == (
         2,
-        "hocket: --out RUN/checkpoints: step-00000002 holds other files than Hocket's, or a damaged manifest,",
+        "hocket: --out RUN/checkpoints: step-00000002 holds files that Hocket did not write, or a damaged manifest,",
     )
     assert contents(within) == before
 
@@ -136,7 +136,7 @@ def test_a_file_of_somebody_else_ends_a_sweep_before_it_begins(
         "sweep", "local", "seed=0,1", "steps=1", "-n", "1", "--transport", "virtual", "--out", "SWEEP"
     )
     assert ended.status == 2
-    assert f" holds {name.rpartition('/')[2]}, which Hocket has not written there" in ended.err
+    assert f" holds {name.rpartition('/')[2]}, which Hocket did not write" in ended.err
     assert {key: value for key, value in contents(within).items() if ".sweep.lock" not in key} == before
 
 
@@ -146,7 +146,7 @@ def test_a_page_of_somebody_else_is_not_replaced(hocket: Hocket, within: Path) -
     put(within / "site" / "index.html")
     ended = hocket("compare", "RUN", "--out", "site")
     assert (ended.status, ended.out) == (2, "")
-    assert ended.err.startswith("hocket: --out site holds index.html, which Hocket has not written there")
+    assert ended.err.startswith("hocket: --out site holds index.html, which Hocket did not write")
     assert (within / "site" / "index.html").read_text() == "weeks of work"
     for _ in range(2):
         assert hocket("compare", "RUN", "--out", "page").status == 0
@@ -161,6 +161,6 @@ def test_a_log_of_somebody_else_is_not_replaced(name: str, within: Path) -> None
         with hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "sgd") as session:
             session.open_log("log", "jsonl", "csv", "tensorboard")
 
-    with pytest.raises(UserError, match=f"log holds {name.partition('/')[0]}, which Hocket has not"):
+    with pytest.raises(UserError, match=f"log holds {name.partition('/')[0]}, which Hocket did not"):
         VirtualWorld(1).run(train)
     assert (within / "log" / name).read_text() == "weeks of work"

@@ -101,7 +101,7 @@ def test_a_folder_says_where_its_run_comes_from_and_makes_it_again(tmp_path: Pat
 
     (home / "elsewhere.py").rename(home / "plain.py")
     warned = hocket("resume", "out", "steps=6", "-q", folder=home)
-    assert "goes on with other code than before: mine/tasks.py changed since" in warned
+    assert "continues with changed code: mine/tasks.py changed since" in warned
     first, second = starts(out)
     assert second["sources"] == [f"source-2/{name}" for name in modules]
     for name, scale in (("source", "3.0"), ("source-2", "9.0")):

@@ -83,7 +83,7 @@ def test_a_batch_is_split_by_its_samples() -> None:
 )
 def test_what_cannot_be_split_is_refused(inputs: Any, held: str) -> None:
     with pytest.raises(
-        UserError, match=rf"^accumulate: a batch of 5 samples holds {held}, and only tensors "
+        UserError, match=rf"^accumulate: a batch of 5 samples holds {held}, but only tensors "
     ):
         split((inputs, torch.ones(5)), 2)
 
@@ -91,6 +91,6 @@ def test_what_cannot_be_split_is_refused(inputs: Any, held: str) -> None:
 def test_an_engine_that_steps_by_itself_clips_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     run = load_run("sgd", ["clip_grad_norm=1.0"])
     monkeypatch.setattr(DataParallel, "clips", "engine.norm")
-    said = "clip_grad_norm: 1.0: engine data_parallel steps parts of the model by itself: use engine.norm"
+    said = "clip_grad_norm: 1.0: engine data_parallel steps parts of the model itself: use engine.norm"
     with pytest.raises(ConfigError, match=f"^{said}$"):
         build_engine(run)

@@ -140,6 +140,6 @@ def test_a_process_that_gets_another_jobs_variables_is_told(monkeypatch: pytest.
     assert joining.join() is peer
     monkeypatch.setenv("MASTER_PORT", "2")
     with pytest.raises(
-        UserError, match=r"joined a job as rank 0 of 2 at a port 1, .* now say rank 0 of 2 at a port 2"
+        UserError, match=r"joined a job as rank 0 of 2 at a port 1, .* now says rank 0 of 2 at a port 2"
     ):
         joining.join()

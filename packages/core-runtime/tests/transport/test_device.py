@@ -134,7 +134,7 @@ def test_a_group_in_which_a_wait_has_failed_is_not_taken_again(pair: Job) -> Non
 def test_a_store_out_of_reach_is_refused_on_all_ranks(pair: Job) -> None:
     told = pair.run(out_of_reach, ())
     assert {said.partition(" at ")[0] for said, _ in told} == {
-        "rank 1: rank 0's store for lanes on devices is out of reach"
+        "rank 1: rank 0's store for lanes on devices cannot be reached"
     }
     assert all(works for _, works in told)
 
@@ -146,7 +146,7 @@ def test_a_rank_that_cannot_connect_is_named(pair: Job) -> None:
     )
     assert here.startswith("rank 1: lanes on cpu (connecting by gloo): ")
     assert "Unable to find address for: nowhere0: " in here
-    assert "do ranks reach each other by the interface that GLOO_SOCKET_IFNAME names" in here
+    assert "can ranks reach each other over the interface in GLOO_SOCKET_IFNAME" in here
     assert works
     assert works_here
 
@@ -166,14 +166,14 @@ def test_what_is_not_carried_is_refused() -> None:
     with closing(Job(2, HERE, "torch")) as job:
         for said in job.run(refusals, ()):
             assert len(said) == 3
-            assert all("one: lanes on cpu carry no messages" in each for each in said)
+            assert all("one: lanes on cpu cannot send messages" in each for each in said)
         for compressed, ring, threaded, elsewhere, unknown in job.run(mistakes, ()):
-            assert "parameters.0: lanes='gloo' carries uncompressed values" in compressed
+            assert "parameters.0: lanes='gloo' needs uncompressed values" in compressed
             assert "compressor bf16 packs messages in host memory" in compressed
             assert "allreduce sends messages of its own making" in ring
             assert "progress: thread begins" in threaded
             assert (
-                "lanes='nccl' carries parameters on one cuda device, and this model has them on cpu"
+                "lanes='nccl' needs all parameters on one cuda device, but this model has them on cpu"
                 in elsewhere
             )
             assert "lanes='mpi' is not allowed: 'host' or 'nccl' or 'gloo'" in unknown

@@ -45,20 +45,20 @@ def test_a_hostfile_of_either_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match=r"^hostfile hosts, line 2: 'b 8' is not of the form `a slots=8` or"):
         parse_hosts("hosts")
     (tmp_path / "hosts").write_text("# none\n")
-    with pytest.raises(UserError, match=r"^hostfile hosts: a host has 1 rank or more$"):
+    with pytest.raises(UserError, match=r"^hostfile hosts: give each host 1 rank or more$"):
         parse_hosts("hosts")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a:0", "hosts 'a:0': a host has 1 rank or more"),
-        ("0x8", "hosts '0x8': a host has 1 rank or more"),
+        ("a:0", "hosts 'a:0': give each host 1 rank or more"),
+        ("0x8", "hosts '0x8': give each host 1 rank or more"),
         ("a:4,a:4", "hosts 'a:4,a:4': a is named twice: give it one number"),
-        ("8", "hosts '8': 8 hosts of one rank are 8x1, 8 ranks on one host are 1x8"),
-        ("a:b", "hosts 'a:b': 'a:b' is no host; write a:8,b:8, or 4x8"),
-        ("a,,b", "hosts 'a,,b': '' is no host"),
-        ("./hosts", "hosts './hosts': './hosts' is no host, and there is no such file"),
+        ("8", "hosts '8': write 8x1 for 8 hosts of one rank, or 1x8 for 8 ranks on one host"),
+        ("a:b", "hosts 'a:b': 'a:b' is not a host; write a:8,b:8, or 4x8"),
+        ("a,,b", "hosts 'a,,b': '' is not a host"),
+        ("./hosts", "hosts './hosts': './hosts' is not a host, and there is no such file"),
     ],
 )
 def test_what_is_refused(text: str, message: str) -> None:

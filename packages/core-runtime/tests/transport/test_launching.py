@@ -54,7 +54,7 @@ def _which(path: Path) -> str | None:
 
 def test_without_mpiexec_the_message_says_what_to_install(elsewhere: Path) -> None:
     install = re.escape(how_to_install("hocket-core", "mpi"))
-    with pytest.raises(UserError, match=rf"^no mpiexec found: {install} brings one, or use"):
+    with pytest.raises(UserError, match=rf"^no mpiexec found: {install} installs one, or use"):
         find_mpiexec()
 
 
@@ -72,7 +72,7 @@ def test_the_two_vendors(says: str, vendor: str, version: str, elsewhere: Path) 
 
 def test_another_mpiexec_is_refused_by_what_it_says(elsewhere: Path) -> None:
     program = fake(elsewhere, "Intel(R) MPI Library")
-    with pytest.raises(UserError, match=rf"^{program} is neither Open MPI's nor MPICH's: Intel"):
+    with pytest.raises(UserError, match=rf"^{program} is neither of Open MPI nor of MPICH: Intel"):
         find_mpiexec()
 
 
@@ -191,8 +191,8 @@ def test_ranks_that_were_all_killed_may_have_run_out_of_memory(
     program.chmod(0o755)
     assert launch(Mpiexec(str(program), "mpich", ""), 2, ["x"], folder=tmp_path) == 137
     assert capfd.readouterr().err == (
-        "hocket: the ranks were killed by SIGKILL (exit code 137), without an error message: out of memory? The "
-        "kernel's log would tell\n"
+        "hocket: the ranks were killed by SIGKILL (exit code 137), without an error message: out of memory? See "
+        "the kernel's log\n"
     )
 
 

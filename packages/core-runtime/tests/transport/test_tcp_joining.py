@@ -259,7 +259,9 @@ def test_ranks_listen_on_the_ports_that_a_firewall_lets_pass(port: int, threads:
 
 @pytest.mark.parametrize("text", ["", "20000", "20000-", "30000-20000", "0-5", "1-65536", "a-b", "1-2-3"])
 def test_what_is_no_range_of_ports(text: str) -> None:
-    with pytest.raises(UserError, match=re.escape(f"HOCKET_PORTS={text!r} is no range of ports: write for")):
+    with pytest.raises(
+        UserError, match=re.escape(f"HOCKET_PORTS={text!r} is not a range of ports: write for")
+    ):
         parse_ports(text)
     assert parse_ports(" 20000 - 20100") == range(20000, 20101)
 

@@ -563,7 +563,7 @@ class TestMistakes:
 
     @pytest.mark.parametrize("ranks", [[0, 0], [0, 2], [-1]])
     def test_groups_of_no_ranks(self, ranks: list[int]) -> None:
-        with pytest.raises(TransportError, match="is no group"):
+        with pytest.raises(TransportError, match="is not a group"):
             run(2, lambda peer: peer.group(ranks))
 
     @pytest.mark.parametrize(
@@ -605,7 +605,9 @@ class TestMistakes:
             peer.lane("a").ibarrier().wait()
             peers[1 - peer.rank].clock.elapse(1)
 
-        with pytest.raises(TransportError, match="endpoint was used by a thread of no task of it"):
+        with pytest.raises(
+            TransportError, match="endpoint was used by a thread that is not one of its tasks"
+        ):
             run(2, body)
         with pytest.raises(TransportError):
             peers[0].clock.elapse(1)  # and after the world's end

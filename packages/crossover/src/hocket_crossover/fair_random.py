@@ -130,11 +130,9 @@ def _checked(roulette: object) -> Table:
     if weights.ndim != 2 or weights.shape[0] != weights.shape[1] or len(weights) < 2:
         raise ValueError("roulette must be a square table of numbers, a row for each of two or more ranks")
     if not ((weights >= 0).all() and (weights < 1e300 / len(weights)).all()):
-        raise ValueError(
-            "roulette has a weight that is negative, no number or too large to be added to others"
-        )
+        raise ValueError("roulette has a weight that is negative, not a number, or too large to add")
     if weights.diagonal().any():
-        raise ValueError("roulette has a weight on its diagonal, and no rank hears from itself")
+        raise ValueError("roulette has a weight on its diagonal, but no rank receives from itself")
     if not _permits_permutation(weights > 0):
         raise ValueError(
             "roulette always leaves a rank without a partner: no permutation of the ranks has only weights above 0"

@@ -89,11 +89,11 @@ class ChunkTopK(Compressor):
     def __post_init__(self) -> None:
         if not 0 <= self.tile <= _LONGEST_TILE:
             raise ValueError(
-                f"tile must be 0 to {_LONGEST_TILE}, as places in it have 12 bits, not {self.tile}"
+                f"tile must be 0 to {_LONGEST_TILE}, because indices have 12 bits, not {self.tile}"
             )
         if not 1 <= self.chunk <= LARGEST_CHUNK:
             raise ValueError(
-                f"chunk must be 1 to {LARGEST_CHUNK}, as places in it have 12 bits, not {self.chunk}"
+                f"chunk must be 1 to {LARGEST_CHUNK}, because indices have 12 bits, not {self.chunk}"
             )
         if not 1 <= self.k <= self.chunk:
             raise ValueError(f"k must be 1 to {self.chunk}, the elements of a chunk, not {self.k}")
@@ -169,7 +169,7 @@ class ChunkTopK(Compressor):
             values, places, rounded, runs.starts, runs.lengths, chunks.counts, dense, clear
         ):
             raise IndexError(
-                f"a message for {segment.name} has a place beyond its chunk of {self.tile**2 or self.chunk} elements"
+                f"a message for {segment.name} has an index beyond its chunk of {self.tile**2 or self.chunk} elements"
             )
 
     def footprint(self, shape: SegmentShape) -> Footprint:

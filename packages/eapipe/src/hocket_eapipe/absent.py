@@ -66,9 +66,9 @@ class AbsentStages:
         if not self._whole:
             holder = self._mesh.holders[stage]
             raise CheckpointError(
-                f"stage {stage + 1} of {self._mesh.stages} is on rank {holder} of its pipeline and empty here; a saved "
-                "model would lack it. Save within session.consensus() or session.replica(), which assemble the whole "
-                "model; after an error continue from what session.save() has written"
+                f"stage {stage + 1} of {self._mesh.stages} is on rank {holder} of its pipeline and empty here, so a "
+                "saved model would lack it. Save within session.consensus() or session.replica(), which assemble "
+                "the whole model; after an error continue from the files of session.save()"
             )
 
     def release(self) -> None:

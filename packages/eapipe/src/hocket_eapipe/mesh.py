@@ -47,7 +47,7 @@ class Mesh:
         processes, rest = divmod(ranks, pipelines)
         if rest or not processes:
             raise ValueError(
-                f"pipelines: {ranks} ranks cannot be shared out evenly to {pipelines} pipelines: use a multiple of "
+                f"pipelines: {ranks} ranks cannot be divided evenly into {pipelines} pipelines: use a multiple of "
                 f"{pipelines} ranks"
             )
         return cls(pipelines, processes, processes if stages is None else stages)

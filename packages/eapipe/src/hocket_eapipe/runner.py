@@ -255,9 +255,9 @@ class Runner:
         }
         if len(sizes) != 1:
             raise HocketError(
-                f"batch {self.batches}: to make {self._micro_batches} micro-batches of it, it is cut along the first "
-                f"axis of all its tensors, which have {' and '.join(map(str, sorted(sizes))) or 'no'} samples: use "
-                "micro_batches: 1, or tensors of one batch size"
+                f"batch {self.batches}: cannot cut it into {self._micro_batches} micro-batches, because the first "
+                f"axes of its tensors have {' and '.join(map(str, sorted(sizes))) or 'no'} samples: use "
+                "micro_batches: 1, or tensors of equal batch size"
             )
         [size] = sizes
         cuts = [size * part // self._micro_batches for part in range(self._micro_batches + 1)]

@@ -101,7 +101,7 @@ class PipelineSession(EngineSession):
         """Return the mesh of all ranks; refuse what no pipeline can do."""
         if len(given.optimizers) > 1:
             raise AttachError(
-                f"a pipeline takes one optimizer, whose like each stage gets, and was given {self.optimizers.kind}"
+                f"a pipeline takes one optimizer, of which each stage gets a copy, not {self.optimizers.kind}"
             )
         try:
             mesh = self._engine.mesh(size)
@@ -109,7 +109,7 @@ class PipelineSession(EngineSession):
             raise CompositionError(f"engine.{error}") from error
         if given.strategy.samples is not None and mesh.processes > 1:
             raise CompositionError(
-                "samples travel between ranks, and those of one pipeline have to read the same ones: use samples: "
+                "the strategy exchanges samples, but ranks of one pipeline must read the same samples: use samples: "
                 "null, or pipelines of one rank"
             )
         return mesh
@@ -206,8 +206,8 @@ class PipelineSession(EngineSession):
         if not self._left_out or self._runner.accumulates or self.evaluates:
             return
         self.warn_once(
-            "rank %d made no session.train_batch() with the batch of step %d: it steps with what the other "
-            "pipelines have, and all ranks of its own leave it out, too. To validate, read the loader itself",
+            "rank %d did not call session.train_batch() with the batch of step %d: its whole pipeline skips the "
+            "batch, and steps with the gradients of other pipelines. To validate, read the loader itself",
             self.rank,
             self.step,
         )
@@ -270,8 +270,8 @@ class PipelineSession(EngineSession):
         """Drain the pipeline: batches under way are no part of a checkpoint."""
         if self._runner.accumulates:
             raise CheckpointError(
-                f"rank {self.rank}: save after a batch outside of session.accumulate(): the gradients that were "
-                "accumulated so far are no part of a checkpoint"
+                f"rank {self.rank}: save after a batch outside of session.accumulate(): a checkpoint does not hold "
+                "accumulated gradients"
             )
         self.settle()
 

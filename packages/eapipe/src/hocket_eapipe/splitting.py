@@ -124,8 +124,8 @@ def split(model: nn.Module, num_stages: int, balance: Balance, cuts: Sequence[st
     named = layers if layers is not None else traced.layers  # type: ignore[union-attr]
     if len(named) < num_stages:
         raise AttachError(
-            f"the model has {len(named)} layers, which cannot be shared out to {num_stages} stages: use at most "
-            f"{len(named)} stages, or a model of smaller modules"
+            f"the model has {len(named)} layers, too few for {num_stages} stages: use at most {len(named)} stages, "
+            "or a model of smaller modules"
         )
     if cuts is None:
         costs = [1.0 if balance is Balance.LAYERS else _num_parameters(layer) for _, layer in named]
@@ -144,8 +144,8 @@ def split(model: nn.Module, num_stages: int, balance: Balance, cuts: Sequence[st
 def _starts(cuts: Sequence[str], names: Sequence[str], num_stages: int) -> list[int]:
     if len(cuts) != num_stages - 1:
         raise AttachError(
-            f"cuts names {len(cuts)} layers, and {num_stages} stages need {num_stages - 1}: one with which each stage "
-            "but the first begins"
+            f"cuts names {len(cuts)} layers, but {num_stages} stages need {num_stages - 1}: the first layer of each "
+            "stage after the first"
         )
     starts = []
     for cut in cuts:

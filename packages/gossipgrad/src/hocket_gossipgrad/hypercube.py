@@ -35,7 +35,7 @@ class Hypercube(Topology):
         if size & (size - 1):
             below = 1 << size.bit_length() - 1
             raise ValueError(
-                f"hypercube needs a power of two, and there are {size} ranks: use {below} or {2 * below} ranks, or "
+                f"hypercube needs a power of two, not {size} ranks: use {below} or {2 * below} ranks, or "
                 "gossipgrad.dissemination, which takes any number"
             )
 

@@ -63,13 +63,13 @@ def pack(batch: plain.Batch) -> tuple[BatchForm, Array]:
     for leaf in tree_leaves(batch):
         if not isinstance(leaf, Tensor):
             raise TypeError(
-                f"a batch holds a {type(leaf).__name__}, and only tensors travel, alone or in tuples, lists and "
-                "dictionaries: turn it into a tensor, for instance in the loader's collate_fn"
+                f"a batch holds a {type(leaf).__name__}, but ranks can exchange only tensors, alone or in tuples, "
+                "lists and dictionaries: turn it into a tensor, for instance in the loader's collate_fn"
             )
         if leaf.device.type != "cpu" or leaf.layout is not torch.strided:
             raise TypeError(
-                f"a batch holds a {leaf.layout} tensor on {leaf.device}, and samples travel in host memory: let the "
-                "loader give dense CPU tensors, and move them to their device in the training loop"
+                f"a batch holds a {leaf.layout} tensor on {leaf.device}, but ranks exchange samples in host memory: "
+                "let the loader give dense CPU tensors, and move them to their device in the training loop"
             )
     taken, tensors = messages.take_apart(batch)
     form = BatchForm(taken)

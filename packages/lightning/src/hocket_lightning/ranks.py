@@ -113,8 +113,8 @@ class RanksOfStrategy:
         if size > 1:
             raise UserError(f"{asks}, but {size} were started: leave both out, or let them give {size}")
         raise UserError(
-            f"{asks}, and HocketStrategy starts none: `hocket launch -n {asked} {os.path.basename(sys.argv[0])}` does, "
-            "and so do torchrun, srun and mpiexec; devices=1 trains alone"
+            f"{asks}, but HocketStrategy does not start ranks: `hocket launch -n {asked} "
+            f"{os.path.basename(sys.argv[0])}` does, and so do torchrun, srun and mpiexec; devices=1 trains alone"
         )
 
     def gathered(self, value: Any, what: str, timeout_s: float | None = None) -> list[Any]:

@@ -70,7 +70,7 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         if self._layer_sync is not None:
             raise UserError(
                 "Trainer(sync_batchnorm=True) makes ranks communicate during forward, which HocketStrategy does not "
-                "support: leave it out. BatchNorm's statistics are averaged together with the replicas"
+                "support: leave it out. HocketStrategy averages BatchNorm's statistics together with the replicas"
             )
         super().setup(trainer)
         self._synchronise_metrics()
@@ -210,8 +210,8 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         super().load_optimizer_state_dict(checkpoint)
         if self.is_global_zero:
             _log.warning(
-                "the checkpoint has no state of the ranks beside it (%s): all begin with its mean and with rank 0's "
-                "optimizer, and what exchanges remember (outer optimizers, residuals) begins anew",
+                "the ranks' own state is missing next to the checkpoint (%s): all ranks begin with its mean and "
+                "with rank 0's optimizer, and the state of exchanges (outer optimizers, residuals) starts from zero",
                 self._loaded or "a folder FILE.hocket",
             )
 

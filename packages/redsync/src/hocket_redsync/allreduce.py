@@ -148,8 +148,9 @@ def _why_dense(own: ResidualCompressor, segments: Sequence[Segment], size: int) 
     sizes = [span.numel * segment.dtype.itemsize for segment in segments for span in segment.spans]
     if all(nbytes < own.dense_below_kb * 1024 for nbytes in sizes):
         return (
-            f"nothing is compressed, as all {len(sizes)} parameters are below dense_below_kb={own.dense_below_kb:g}: "
-            f"the largest takes {max(sizes) / 1024:.3g} KB. compressor.dense_below_kb sets the limit"
+            f"nothing is compressed, because all {len(sizes)} parameters are below "
+            f"dense_below_kb={own.dense_below_kb:g}: the largest has {max(sizes) / 1024:.3g} KB. "
+            "compressor.dense_below_kb sets the limit"
         )
     return f"nothing is compressed, as among {size} ranks all {len(sizes)} parameters cost less whole"
 
@@ -164,7 +165,7 @@ def _own(compressor: Compressor | None) -> ResidualCompressor:
         inner = inner.compressor
     if not isinstance(inner, ResidualCompressor):
         raise ValueError(
-            "redsync.allreduce chooses how RedSync's compressors send each parameter, and this compressor is none of "
-            "them: use compressor redsync.hybrid, or collective sparse_allreduce"
+            "redsync.allreduce works only with RedSync's compressors: use compressor redsync.hybrid, or collective "
+            "sparse_allreduce"
         )
     return inner

@@ -201,7 +201,7 @@ def _check(message: Message, needed: int) -> None:
     given = message.payload.nbytes
     if given < needed:
         raise ValueError(
-            f"a message of {given} bytes for {message.segment.name} is of {needed} bytes by what it says"
+            f"a message of {given} bytes for {message.segment.name} should have {needed} bytes by its header"
         )
 
 

@@ -70,7 +70,7 @@ def read_verses(path: str) -> bytes:
             return _plain(path, data.decode("utf-8-sig"))
         except UnicodeDecodeError as error:
             raise UserError(
-                f"task.file: {path} is no text in UTF-8: {error.reason} at byte {error.start}"
+                f"task.file: {path} is not UTF-8 text: {error.reason} at byte {error.start}"
             ) from error
     return _verses(path, data)
 
@@ -81,7 +81,7 @@ def _plain(path: str, text: str) -> bytes:
     words = _NUMBER.sub(" ", (found[1] if found else text).translate(_PUNCTUATION))
     plain = " ".join(unicodedata.normalize("NFKD", words).encode("ascii", "ignore").decode().split())
     if not plain:
-        raise UserError(f"task.file: {path} holds no text in ASCII")
+        raise UserError(f"task.file: {path} holds no ASCII text")
     return plain.encode()
 
 

@@ -53,8 +53,8 @@ def read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
     if len(content) != expected_bytes:
         what = "truncated" if len(content) < expected_bytes else "too long"
         raise UserError(
-            f"{path}: {what}: its header, dimensions {dims}, promises {expected_bytes} bytes, "
-            f"and there are {len(content)}"
+            f"{path}: {what}: its header, dimensions {dims}, promises {expected_bytes} bytes, but there are "
+            f"{len(content)}"
         )
     return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(dims).copy()
 

@@ -77,8 +77,8 @@ def exchanging(
     size = join().size
     if accelerator.num_processes != size:
         raise UserError(
-            f"Accelerate has found {accelerator.num_processes} ranks, and the launcher started {size}: import "
-            "hocket_transformers before Accelerator(...) is made; without GPUs, write Accelerator(cpu=True)"
+            f"Accelerate found {accelerator.num_processes} ranks, but the launcher started {size}: import "
+            "hocket_transformers before you create Accelerator(...); without GPUs, write Accelerator(cpu=True)"
         )
     plain = accelerator.unwrap_model(model, keep_torch_compile=False)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer

@@ -101,8 +101,8 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         peer = core.join()
         if self.accelerator.num_processes != peer.size:
             raise UserError(
-                f"Accelerate has found {self.accelerator.num_processes} ranks, and the launcher started {peer.size}: "
-                "import hocket_transformers before TrainingArguments(...) is made"
+                f"Accelerate found {self.accelerator.num_processes} ranks, but the launcher started {peer.size}: "
+                "import hocket_transformers before you create TrainingArguments(...)"
             )
         # In evaluation mode Accelerate prepares all but DistributedDataParallel.
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)

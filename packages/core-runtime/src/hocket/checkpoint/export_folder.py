@@ -41,7 +41,7 @@ def export_folder(folder: Path, about: TreeView) -> Iterator[Path]:
         folder = folder.resolve()
     if Path.cwd().is_relative_to(folder.resolve()):
         raise CheckpointError(
-            f"{folder} is the working directory, or holds it: name a folder of the export's own, such as "
+            f"{folder} is the working directory, or contains it: name a folder for the export alone, such as "
             f"{folder / 'export'}"
         )
     if folder.is_mount():
@@ -83,7 +83,7 @@ def _refuse_others(folder: Path) -> None:
     names = _names(folder)
     if names and ABOUT not in names and (folder / NOTE).exists():
         raise CheckpointError(
-            f"{folder} holds results of Hocket's that are no export: name a folder of the export's own, such as "
+            f"{folder} holds other results of Hocket, not an export: name a folder for the export alone, such as "
             f"{folder / 'export'}"
         )
     try:

@@ -194,7 +194,7 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
     for name in tensors:
         value = tensors[name]
         if value.dtype not in CODES:
-            raise CheckpointError(f"{name} is of {value.dtype}, which no checkpoint can hold")
+            raise CheckpointError(f"{name} has dtype {value.dtype}, which a checkpoint cannot hold")
         start, end = end, end + value.numel() * value.element_size()
         header[name] = {
             "dtype": CODES[value.dtype],
@@ -256,7 +256,7 @@ class StateFile:
         except FileNotFoundError as error:
             raise MissingFileError(f"{path} is missing") from error
         except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise DamagedError(f"{path} is damaged, or no rank's state: {error}") from error
+            raise DamagedError(f"{path} is damaged, or does not hold a rank's state: {error}") from error
         self._own = set(self._file.keys())
         self.left: list[str] = self.read(LEFT) if LEFT in self._sections else []
         self._first = first() if first is not None and self.left else None

@@ -144,8 +144,8 @@ def _refuse_others(folder: Path, step: int, last: Path | None) -> None:
         )
     if last is not None and last.parent.resolve() == folder.resolve() and order(newest) > order(last):
         raise CheckpointError(
-            f"another job has saved {newest} since this one saved {last.name}: a folder takes the checkpoints of one "
-            "job. Save to another folder, or end the other job"
+            f"another job has saved {newest} since this one saved {last.name}: a folder can hold the checkpoints of "
+            "one job only. Save to another folder, or end the other job"
         )
 
 

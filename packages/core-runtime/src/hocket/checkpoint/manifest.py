@@ -86,7 +86,7 @@ class Manifest:
             text = path.read_text()
         except FileNotFoundError as error:
             raise MissingFileError(
-                f"{folder} is no complete checkpoint: it has no {MANIFEST}, which is written last"
+                f"{folder} is not a complete checkpoint: {MANIFEST}, which is written last, is missing"
             ) from error
         except (OSError, ValueError) as error:
             raise DamagedError(f"{path} is damaged: {type(error).__name__}: {error}") from error

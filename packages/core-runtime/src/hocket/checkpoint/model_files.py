@@ -160,7 +160,7 @@ def open_model(path: Path) -> Iterator[ModelTensors]:
             except OSError as error:
                 raise CheckpointError(f"{file}: {reason(error)}") from error
             except SafetensorError as error:
-                raise CheckpointError(f"{file} is no safetensors file, or damaged: {error}") from error
+                raise CheckpointError(f"{file} is not a safetensors file, or is damaged: {error}") from error
             opened |= dict.fromkeys(handle.keys(), handle)
         forms = {name: _form(name, handle.get_slice(name)) for name, handle in opened.items()}
         yield ModelTensors(forms, lambda name: opened[name].get_tensor(name))
@@ -179,7 +179,7 @@ def _files_in(path: Path) -> list[Path]:
     if path.is_file():
         if path.suffix in _PICKLES:
             raise CheckpointError(
-                f"{path} is read by pickle, which runs what is in it: where you trust it, write it again by "
+                f"reading {path} needs pickle, which can run any code. If you trust the file, convert it: "
                 f"safetensors.torch.save_file(torch.load({path.name!r}), {MODEL!r})"
             )
         return [path]

@@ -81,8 +81,8 @@ def leaders_of(peer: Peer, folder: Path) -> list[int]:
             for first in sorted({*leaders} - {0})
         ]
         _log.warning(
-            "%s is not seen by %s: each host keeps its ranks' files there, and session.load fetches what one lacks "
-            "from the others",
+            "%s is not visible to %s, so each host keeps the files of its own ranks; session.load fetches missing "
+            "files from other hosts",
             where,
             some(each),
         )

@@ -208,8 +208,9 @@ class _Flattener:
                 described: JSON = getattr(self, describe)(value, path)
                 return described
         raise CheckpointError(
-            f"{path or 'the state'} is of type {type(value).__name__}, which no checkpoint can hold; allowed: "
-            "tensors, arrays, numbers, text, bytes, dtypes, None, and lists, tuples, sets, deques and mappings of them"
+            f"{path or 'the state'} is of type {type(value).__name__}, which a checkpoint cannot hold; allowed: "
+            "tensors, arrays, numbers, text, bytes, dtypes, None, and lists, tuples, sets, deques and mappings of "
+            "them"
         )
 
     def _items(self, values: Sequence[object], path: str) -> JSON:
@@ -314,9 +315,9 @@ class _ExactFlattener(_Flattener):
         if issubclass(kind, tuple) and _is_named(kind, kind.__module__, kind.__qualname__):
             return {"named": [kind.__module__, kind.__qualname__, self._each(value, path)]}
         raise UserError(
-            f"{path or 'the value'} is of type {kind.__name__}, which no message between ranks can hold; allowed: "
-            "tensors, arrays, numbers, text, bytes, None, and lists, tuples, named tuples of a module and dictionaries "
-            "of them"
+            f"{path or 'the value'} is of type {kind.__name__}, which ranks cannot send each other; allowed: "
+            "tensors, arrays, numbers, text, bytes, None, and lists, tuples, named tuples of a module and "
+            "dictionaries of them"
         )
 
     def _items(self, values: Sequence[object], path: str) -> JSON:
@@ -348,7 +349,7 @@ def _named(module: str, name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
-        raise UserError(f"{module}.{name} is no named tuple of a module that this rank has imported")
+        raise UserError(f"{module}.{name} is not a named tuple of a module that this rank has imported")
     return found
 
 

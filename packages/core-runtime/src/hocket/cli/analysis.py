@@ -58,8 +58,8 @@ def analysis_command(strategy: Strategy, placement: Placement, compare: Sequence
     ]
     if not exchanges:
         raise UserError(
-            "--analysis needs a topology that mixes round by round, and no exchange of this strategy has one: try "
-            "recipe dpsgd, sgp or crossover"
+            "--analysis needs an exchange with a topology, and this strategy has none: try recipe dpsgd, sgp or "
+            "crossover"
         )
     if not picture.name:
         raise UserError("--picture: it is empty: name a file, such as mixing.png")
@@ -97,7 +97,7 @@ def _refuse_others(picture: Path) -> None:
         ) from error
     if is_other:
         raise UserError(
-            f"--picture {picture} exists and is no picture of Hocket's, so it is not replaced: name another file"
+            f"--picture {picture} exists, and Hocket did not draw it, so it is not replaced: name another file"
         )
 
 
@@ -106,7 +106,9 @@ def _topology(text: str) -> Topology:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{label}: not a topology's name, or a mapping with its name and fields") from error
+        raise ConfigError(
+            f"{label}: give a topology's name, or a mapping with its name and fields"
+        ) from error
     where = replace(Document(Origin(label)).root, value=value)
     topology: Topology = build_component(Kind.TOPOLOGY, where, default_registry())
     return topology

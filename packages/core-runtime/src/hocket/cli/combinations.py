@@ -70,9 +70,9 @@ def chosen_values(arguments: Sequence[str]) -> dict[str, dict[str, str]]:
     for key, given in choices:
         if key == "recipe":
             asked = ",".join(given)
-            raise ConfigError(f"recipe={asked}: a sweep takes recipes by strategy={asked}")
+            raise ConfigError(f"recipe={asked}: in a sweep, write strategy={asked}")
         if keys.count(key) > 1:
-            raise ConfigError(f"{key} stands twice; allowed: once, its values with commas between them")
+            raise ConfigError(f"{key} is given twice: give it once, with commas between its values")
     swept = [key for key, values in choices if len(values) > 1]
     found: dict[str, dict[str, str]] = {}
     for values in product(*(values for _, values in choices)):
@@ -101,7 +101,7 @@ def target_and_overrides(text: str, others: Sequence[str], label: str) -> tuple[
     given = {_key(override) for override in others}
     for override in own:
         if (key := _key(override)) in given:
-            raise ConfigError(f"{key} stands twice: in {label}, and by itself")
+            raise ConfigError(f"{key} is given twice: in {label}, and by itself")
     return target, [*own, *others]
 
 
@@ -137,7 +137,7 @@ def _choices(argument: str) -> tuple[str, list[str]]:
         if len(values) > 1 and not value:
             raise ConfigError(f"{argument!r}: a value is missing before or after a comma")
         if values.count(value) > 1:
-            raise ConfigError(f"{argument!r}: the value {value} stands twice")
+            raise ConfigError(f"{argument!r}: the value {value} is given twice")
     return key.strip(), values
 
 

@@ -67,9 +67,9 @@ def export_command(
         WriteError: the folder cannot be written.
     """
     if model is not None and format != "hf":
-        raise UserError("--model names what --format hf writes: leave it out")
+        raise UserError("--model is for --format hf: leave it out")
     if state and format != "dcp":
-        raise UserError("--state writes the state of a strategy beside the model, with --format dcp alone")
+        raise UserError("--state works only with --format dcp: leave --state out, or change the format")
     needs_checkpoint = replica is not None or state or format == "torch"
     with _source(folder, needs_checkpoint=needs_checkpoint, replica=replica) as source:
         built = _model(folder, model) if format == "hf" else None
@@ -125,7 +125,7 @@ def _model(folder: Path, name: str | None) -> nn.Module:
         )
     if not (isinstance(model, nn.Module) and hasattr(model, "save_pretrained")):
         raise UserError(
-            f"{name} is a {type(model).__name__}, which has no save_pretrained: take --format safetensors"
+            f"{name} is a {type(model).__name__}, which has no save_pretrained: use --format safetensors"
         )
     return model
 

@@ -131,7 +131,7 @@ def load_resumed(folder: Path, overrides: Sequence[str], *, elsewhere: bool = Fa
     if not elsewhere:
         newest_first(folder / CHECKPOINTS, f"`{again}` begins the run anew")
     if any(parse_override(text).keys == ("recipe",) for text in overrides):
-        raise UserError(f"{path} is complete, and is based on no recipe: leave out recipe=")
+        raise UserError(f"{path} is complete and does not need a recipe: leave out recipe=")
     _refuse_changed(path)
     earlier, run = load_run(str(path)), load_run(str(path), overrides)
     differing = differing_keys(resolved(earlier), resolved(run), _FIXED)
@@ -157,8 +157,8 @@ def _refuse_changed(path: Path) -> None:
     if changed:
         keys = some([f"{key} is {now}, and was {was}" for key, was, now in changed])
         raise UserError(
-            f"{path} was changed since the run wrote it: {keys}. Put it back; what may change is given as KEY=VALUE to "
-            f"`hocket resume {path.parent}`, and `hocket run {path} --out OTHER` begins another run with it as it is"
+            f"{path} was changed since the run wrote it: {keys}. Restore it, and give changes as KEY=VALUE to "
+            f"`hocket resume {path.parent}`; or start a new run with it: `hocket run {path} --out OTHER`"
         )
 
 
@@ -176,7 +176,7 @@ def check_asked(target: str, folder: Path) -> None:
             for name in (run.strategy.name, asked.strategy.name)
         ]
         raise UserError(
-            f"{path} is a run of {names[0]}, and {names[1]} is asked for: hocket resume {folder} continues it, or name "
+            f"{path} is a run of {names[0]}, not of {names[1]}: continue it with `hocket resume {folder}`, or name "
             "another folder"
         )
     keys = _keys_of_file(target)
@@ -209,16 +209,16 @@ def check_free(folder: Path, run: RunConfig, overwrite: bool) -> None:
     runs = [each.name for each in runs_within(folder)]
     if runs:
         raise UserError(
-            f"--out {folder} holds runs ({some(runs)}), which `hocket compare {folder}` would not find beside a run of "
-            f"the folder's own: name a folder within it, such as {folder / 'NAME'}, or another one"
+            f"--out {folder} holds runs ({some(runs)}), which `hocket compare {folder}` would not find next to "
+            f"another run there: name a folder inside it, such as {folder / 'NAME'}, or another one"
         )
     refuse_foreign(folder, files_of_run(run), "--out")
     if overwrite:
         kept = foreign(folder / CHECKPOINTS)
         if kept:
             raise UserError(
-                f"--out {folder / CHECKPOINTS}: {some(kept)} holds other files than Hocket's, or a damaged manifest, "
-                "and is not replaced: name another folder, or move it away"
+                f"--out {folder / CHECKPOINTS}: {some(kept)} holds files that Hocket did not write, or a damaged "
+                "manifest, so it is not replaced: name another folder, or move it away"
             )
         return
     others = "name another folder, or replace it with --overwrite"
@@ -249,7 +249,7 @@ def _take_over(folder: Path, run: RunConfig) -> None:
         adopt(folder, [name for name in files_of_run(run) if os.path.lexists(folder / name)])
     if not remembered(folder, CONFIG):
         _log.warning(
-            "%s: may have changed since the run wrote it: %s does not have its content", folder / CONFIG, NOTE
+            "%s: may have changed since the run wrote it: %s has other content", folder / CONFIG, NOTE
         )
         remember(folder, CONFIG, [text_of_config(read_config(folder / CONFIG))])
 

@@ -54,8 +54,8 @@ def launch_command(
     found = launched()
     if found is not None:
         raise UserError(
-            f"{found.launcher} has started this process as one of {found.size} ranks: have it start {script} itself, "
-            "without `hocket launch`"
+            f"{found.launcher} already started this process as one of {found.size} ranks: let it start {script} "
+            "directly, without `hocket launch`"
         )
     if wanted.size is None:
         raise UserError("the number of ranks is missing: give -n 4, or --hosts a:4,b:4")

@@ -76,5 +76,5 @@ def model_asked(params: str | None, model: str | None) -> GivenModel | None:
     build = load_user_object(model, "--model")
     built = model_of(lambda: call_user_function(build, model, "--model"))
     if not isinstance(built, nn.Module):
-        raise UserError(f"--model: {model} returned {type(built).__name__}, no torch.nn.Module")
+        raise UserError(f"--model: {model} returned {type(built).__name__}, not a torch.nn.Module")
     return model, built

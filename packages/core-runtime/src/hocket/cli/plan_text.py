@@ -52,8 +52,8 @@ def ranks_of(run: RunConfig, placement: Placement) -> str:
 def islands_of(island: IslandSettings) -> str:
     """Return the sentence on what islands send."""
     return (
-        f"Islands: {island.ranks} ranks hold a replica together, and each exchanges its shard with the ranks at its "
-        "place of the other islands, all at once over the same links. What FSDP or tensor parallelism sends within "
+        f"Islands: {island.ranks} ranks hold a replica together. Each exchanges its shard with the ranks at the same "
+        "place in other islands, all at once over the same links. Traffic of FSDP or tensor parallelism within "
         "islands is not counted."
     )
 
@@ -72,9 +72,8 @@ def assumptions(run: RunConfig, placement: Placement, plan: Plan) -> Iterator[st
     joined = "host" if several else "island" if run.island.ranks > 1 else "rank"
     speed = "unlimited bandwidth" if math.isinf(bandwidth) else f"{bandwidth / 1e9:.3g} Gbit/s per {joined}"
     yield (
-        "Sent: bytes that a rank sends, on average over ranks and steps: by a ring (allreduce), a tree (broadcast) "
-        "or to each neighbour (gossip), with the padding and the flags that travel with gradients. summary.json "
-        "counts in the same way."
+        "Sent: bytes that a rank sends, averaged over ranks and steps. Allreduce uses a ring, broadcast a tree, and "
+        "gossip sends to each neighbour. Padding and flags are included, as in summary.json."
     )
     yield (
         f"Time: for a latency of {format_seconds(run.network.latency_s)} and {speed} (network.latency_s, "
@@ -124,8 +123,8 @@ def _of_exchange(planned: ExchangePlan, plan: Plan, run: RunConfig) -> Iterator[
     is_open = exchange.collective.traits.ends is Ends.OPEN
     if topology is not None and not topology.columns_sum_to_one and not is_open:
         yield (
-            f"{exchange.name}: averaging over {title(topology)} does not preserve the replicas' mean, as some "
-            "ranks send to more ranks than they receive from."
+            f"{exchange.name}: averaging over {title(topology)} changes the replicas' mean, because some ranks send "
+            "to more ranks than they receive from."
         )
     if exchange.outer is not None:
         mean = "the mean of " if exchange.collective.traits.ends is Ends.OWN else ""
@@ -135,14 +134,14 @@ def _of_exchange(planned: ExchangePlan, plan: Plan, run: RunConfig) -> Iterator[
         )
         if plan.num_buffers and exchange.buffers is Buffers.OWN:
             yield (
-                f"{exchange.name}: the model's {plan.num_buffers} buffers (BatchNorm's statistics) stay each "
-                "rank's own until a consensus; `buffers: mean` averages them at the end of each period."
+                f"{exchange.name}: the model's {plan.num_buffers} buffers (BatchNorm's statistics) differ between "
+                "ranks until a consensus; `buffers: mean` averages them at the end of each period."
             )
     if exchange.stagger and planned.layouts:
         largest = max(layout.wire_bytes for layout in planned.layouts)
         yield (
-            f"{exchange.name}: segments take turns, so that one step exchanges at most {format_bytes(largest)} "
-            f"of {format_bytes(sum(layout.wire_bytes for layout in planned.layouts))}."
+            f"{exchange.name}: segments take turns, so one step exchanges at most {format_bytes(largest)} of "
+            f"{format_bytes(sum(layout.wire_bytes for layout in planned.layouts))}."
         )
 
 
@@ -150,8 +149,8 @@ def _delays(delays: Delays, run: RunConfig, size: int) -> str:
     seconds = np.stack([delays.of_step(step, size, run.seed) for step in range(_STEPS_LOOKED_AT)])
     mean, longest = format_seconds(seconds.mean()), format_seconds(seconds.max(axis=1).mean())
     return (
-        f"Injected delays, {title(delays)}: a rank is held up for {mean} per step on average; if all ranks wait for "
-        f"each other in every step, for {longest}."
+        f"Injected delays, {title(delays)}: they delay a rank by {mean} per step on average, and by {longest} if all "
+        "ranks wait for each other in every step."
     )
 
 

@@ -62,8 +62,8 @@ def placed(run: RunConfig, ranks_of_hosts: Sequence[int]) -> Placement:
     island = run.island.ranks
     if any(ranks % island for ranks in ranks_of_hosts):
         raise UserError(
-            f"island of {island} ranks: hosts of {' and '.join(map(str, sorted(set(ranks_of_hosts))))} ranks hold no "
-            "whole number of islands: name a number that divides them; an island of several hosts is one here, "
+            f"island of {island} ranks: hosts of {' and '.join(map(str, sorted(set(ranks_of_hosts))))} ranks do not "
+            "hold whole islands: name a size that divides them. An island over several hosts counts as one host: "
             f"--hosts ISLANDSx{island}, with the bandwidth of its link"
         )
     return Placement.of_counts([ranks // island for ranks in ranks_of_hosts])

@@ -42,7 +42,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.verbose and self.quiet:
-            raise UserError("-v shows more and -q less: leave one of them out")
+            raise UserError("-v prints more and -q less: give one of them")
 
     @property
     def only_shows(self) -> bool:
@@ -81,8 +81,8 @@ class RunOptions:
             return replace(run, trace=True, trace_steps=[int(first or 0), int(end)])
         except ValueError as error:
             raise UserError(
-                f"--trace-steps {self.trace_steps}: write the first step, from 0 on, and the one after the last, such "
-                "as 100:120"
+                f"--trace-steps {self.trace_steps}: give the first step, counted from 0, and the step after the "
+                "last, such as 100:120"
             ) from error
 
 

@@ -64,7 +64,7 @@ def run_command(
         UserError: a wrong argument, option or setting.
     """
     if resume and overwrite:
-        raise UserError("--resume continues a run that --overwrite would replace: leave one of them out")
+        raise UserError("--resume continues a run and --overwrite replaces it: give one of them")
     if not (resume or (out is not None and not options.only_shows and was_restarted(out))):
         command = ["run", target, *overrides, *(["--out", str(out)] if out else [])]
         command += ["--overwrite"] if overwrite else []
@@ -133,8 +133,8 @@ def _with_options(run: RunConfig, wanted: WantedRanks, options: RunOptions) -> R
         )
     if run.transport is TransportName.VIRTUAL and run.island.ranks > 1:
         raise UserError(
-            "island: virtual ranks are threads of one process, which is a single rank to torch.distributed: choose "
-            "--transport torch or mpi, or leave island out"
+            "island: virtual ranks are threads of one process, and torch.distributed needs a process for each rank: "
+            "choose --transport torch or mpi, or leave island out"
         )
     if options.report or run.report:
         require_plotly("--report" if options.report else "report")
@@ -306,7 +306,7 @@ def _join(
 
     if asked is not None and asked != found.size:
         raise UserError(
-            f"{found.launcher} started {found.size} ranks, but {asked} were asked for: leave out -n and `ranks`"
+            f"{found.launcher} started {found.size} ranks, but you asked for {asked}: leave out -n and `ranks`"
         )
     transport = chosen_transport(found, run.transport)
     run = replace(run, ranks=found.size)

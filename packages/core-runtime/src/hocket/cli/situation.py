@@ -250,8 +250,9 @@ def late_override(text: str) -> str:
     found = re.fullmatch(r"(\d+)x([^@]+)(?:@(\d+\.?\d*)%)?", text)
     if found is None:
         raise UserError(
-            f"--late: got {text!r}; allowed: 1x300ms (one rank, another in each step, is late by 0.3 s) or 1x300ms@10% "
-            "(in a tenth of the steps); others as delays='{name: fixed, ranks: [0], seconds: 300ms}'"
+            f"--late: got {text!r}; allowed: 1x300ms (one rank, drawn anew in each step, is 0.3 s late) or "
+            f"1x300ms@10% (in a tenth of the steps); for other delays write delays='{{name: fixed, ranks: [0], "
+            f"seconds: 300ms}}'"
         )
     late_s, fraction = read(f"--late {text}", seconds, found[2]), float(found[3] or 100) / 100
     try:

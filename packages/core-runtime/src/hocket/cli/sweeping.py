@@ -301,7 +301,7 @@ def _held(folder: Path) -> Iterator[int]:
     except BlockingIOError:
         os.close(descriptor)
         raise UserError(
-            f"another sweep, or a run of one, is at work in {folder}: wait for it, or end it"
+            f"another sweep, or one of its runs, is still writing to {folder}: wait for it, or end it"
         ) from None
     try:
         yield descriptor

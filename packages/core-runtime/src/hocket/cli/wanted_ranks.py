@@ -91,9 +91,7 @@ class WantedRanks:
                 raise UserError("a run needs the hosts' names, such as --hosts a:8,b:8")
             return replace(mpiexec, hosts=hosts if elsewhere else (), arguments=self.mpi_args)
         if self.mpi_args:
-            raise UserError(
-                "--mpi-arg is for mpiexec, and these ranks meet over transport torch: leave it out"
-            )
+            raise UserError("--mpi-arg is for mpiexec, but these ranks use transport torch: leave it out")
         reaches = shutil.which(ssh()[0]) is not None and "SLURM_JOB_ID" not in os.environ
         if elsewhere and not (reaches and all(host.name for host in hosts)):
             lines = "\n".join(_lines(hosts, command))

@@ -163,7 +163,7 @@ class Packing:
         """
         if {int(index) for index in saved} != set(self.states):
             raise ValueError(
-                f"the saved state is of segments {sorted(saved)}, and these are {sorted(self.states)}"
+                f"the saved state has segments {sorted(saved)}, but this session has {sorted(self.states)}"
             )
         for index, state in self.states.items():
             state.load_state_dict(saved[str(index)])

@@ -57,7 +57,7 @@ class _Rooted(Collective):
     def check_size(self, size: int) -> None:
         if self.root is not None and self.root >= size:
             raise ValueError(
-                f"root: {self.root} is no rank of a scope of {size}: give 0 to {size - 1}, or null"
+                f"root: there is no rank {self.root} in a scope of {size} ranks: give 0 to {size - 1}, or null"
             )
 
 

@@ -132,7 +132,7 @@ def _parse_target(text: str, records: Sequence[Record], label: str) -> Target:
         raise UserError(f"--target {text!r}: not of the form NAME=VALUE, such as valid_accuracy=0.95")
     name = _resolved(parts["name"].strip(), records)
     if not any(record.series(name) for record in records):
-        raise UserError(f"--target {text!r}: {name} is in the summaries alone, where it has no time")
+        raise UserError(f"--target {text!r}: {name} is only in the summaries, without a time")
     rising = parts["relation"] == ">=" or (parts["relation"] == "=" and _rises(name, records))
     return Target(name, value, rising, label)
 

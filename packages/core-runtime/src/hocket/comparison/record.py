@@ -185,7 +185,7 @@ def _read(folder: Path, label: str) -> Record | None:
         if not (folder / name).is_file():
             if not ended:
                 return None
-            raise UserError(f"{folder}: the run has ended, and its {name} is gone: {_AGAIN}")
+            raise UserError(f"{folder}: the run has ended, but its {name} is missing: {_AGAIN}")
     try:
         rows = read_rows(path := folder / METRICS)
         config = read_config(path := folder / CONFIG)
@@ -198,7 +198,7 @@ def _read(folder: Path, label: str) -> Record | None:
         _log.warning("%s was changed since the run wrote it: %s", folder / CONFIG, text)
     if summary and (rows[-1]["step"] if rows else 0) < summary["steps"]:
         raise UserError(
-            f"{folder}: the run has ended after {summary['steps']} steps, and {METRICS} ends before: {_AGAIN}"
+            f"{folder}: the run has ended after {summary['steps']} steps, but {METRICS} ends earlier: {_AGAIN}"
         )
     return Record(folder, label, config, rows, summary) if rows else None
 

@@ -305,7 +305,7 @@ class Compressor(Configured, ABC):
         Raises:
             TypeError: the compressor's messages are not some of the values.
         """
-        raise TypeError(f"{type(self).__name__}: its messages are not some of the values")
+        raise TypeError(f"{type(self).__name__}: its messages are not a selection of the values")
 
     def num_selected(self, shape: SegmentShape) -> float:
         """Return the mean number of elements in a segment's message; only where `selects` says so.
@@ -313,7 +313,7 @@ class Compressor(Configured, ABC):
         Raises:
             TypeError: the compressor's messages are not some of the values.
         """
-        raise TypeError(f"{type(self).__name__}: its messages are not some of the values")
+        raise TypeError(f"{type(self).__name__}: its messages are not a selection of the values")
 
     # Empty on purpose: most messages say values.
     def to_values(self, segment: Segment, sums: Tensor) -> None:

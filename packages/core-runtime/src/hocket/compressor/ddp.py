@@ -41,8 +41,8 @@ def ddp_comm_hook(compressor: Compressor, group: dist.ProcessGroup | None = None
     """
     if compressor.traits.prepares:
         raise ValueError(
-            "the compressor looks at all gradients before the first is sent, and DistributedDataParallel shows "
-            "one bucket at a time: use hocket.attach, or clip without local_clipping"
+            "the compressor needs all gradients before it sends the first, but DistributedDataParallel shows it one "
+            "bucket at a time: use hocket.attach, or clip without local_clipping"
         )
     if compressor.traits.answers:
         raise ValueError(
@@ -52,8 +52,8 @@ def ddp_comm_hook(compressor: Compressor, group: dist.ProcessGroup | None = None
     terms = compressor.traits.applies_optimizer_terms
     if terms:
         raise ValueError(
-            f"the compressor takes over the optimizer's {' and '.join(sorted(terms))}, which would apply it a second "
-            "time: use hocket.attach, or leave momentum_correction out"
+            f"the compressor takes over the optimizer's {' and '.join(sorted(terms))}, but DDP's optimizer would "
+            "apply it a second time: use hocket.attach, or leave momentum_correction out"
         )
     return _CommHook(compressor, group).exchange
 

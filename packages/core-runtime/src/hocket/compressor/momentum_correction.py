@@ -81,7 +81,7 @@ class MomentumCorrection(Wrapper):
     def __post_init__(self) -> None:
         refuse_transforms(self.compressor, "momentum_correction")
         if self.compressor.traits.applies_optimizer_terms:
-            raise ValueError("compressor applies momentum already: leave one momentum_correction out")
+            raise ValueError("the compressor already applies momentum: leave one momentum_correction out")
 
     @property
     def traits(self) -> CompressorTraits:

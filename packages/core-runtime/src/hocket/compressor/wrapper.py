@@ -136,7 +136,7 @@ def refuse_transforms(compressor: Compressor, name: str) -> None:
     """Refuse an inner compressor whose messages are in another basis."""
     if compressor.traits.transforms:
         raise ValueError(
-            f"compressor sends its messages in another basis, where {name} cannot find the values: put {name} inside it"
+            f"the compressor transforms values before it sends them, so {name} cannot find them: put {name} inside it"
         )
 
 

@@ -87,7 +87,9 @@ class Document:
                 node[key] = self._named(below, path, origin)
             elif not isinstance(below, dict | list):
                 given = Location(self, path, below).given
-                raise ConfigError(f"{origin.label}: {_written(path, origin)} is {given}, which has no keys")
+                raise ConfigError(
+                    f"{origin.label}: {_written(path, origin)} is {given}, which cannot have keys"
+                )
             node = node[key]
 
     def copy(self) -> Document:

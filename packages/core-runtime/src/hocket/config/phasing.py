@@ -46,7 +46,7 @@ def _override(document: Document, where: Location, place: str, value: object, or
     if keys[0] == "strategy":
         keys = keys[1:]
     if not keys or keys[0] not in SLOTS:
-        raise where.error("no part of a strategy", ", ".join(SLOTS))
+        raise where.error("not a part of a strategy", ", ".join(SLOTS))
     if keys[0] == "samples":
-        raise where.error("samples are exchanged in one way throughout a run", "gradients, parameters")
+        raise where.error("the exchange of samples cannot change during a run", "gradients, parameters")
     document.assign(("strategy", *keys), value, origin)

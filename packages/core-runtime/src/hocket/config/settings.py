@@ -128,8 +128,8 @@ class IslandSettings:
                 raise ValueError(f"{name} must be 1 to {MOST_RANKS}, not {value}")
         if self.replicate > self.shard == 1:
             raise ValueError(
-                f"replicate is {self.replicate}, and shard is 1: ranks with whole models are islands of one: leave "
-                "replicate out, or shard over 2 ranks or more"
+                f"replicate is {self.replicate}, but shard is 1, so every rank holds a whole model: leave replicate "
+                "out, or shard over 2 ranks or more"
             )
 
     @property
@@ -259,7 +259,7 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         if self.name is not None and not self.name.isprintable():
-            raise ValueError(f"name is {self.name!r}; allowed: characters that can be shown, on one line")
+            raise ValueError(f"name is {self.name!r}; allowed: printable characters on one line")
         for name in ("accumulate", "epochs", "batch_size", "ranks", "log_every", "eval_every", "steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -274,8 +274,8 @@ class RunSettings:
         window = self.trace_steps
         if window is not None and not (len(window) == 2 and 0 <= window[0] < window[1]):
             raise ValueError(
-                f"trace_steps is {window}; allowed: the first step, from 0 on, and the one after the last, such as "
-                "[100, 120]"
+                f"trace_steps is {window}; allowed: the first step, counted from 0, and the step after the last, "
+                "such as [100, 120]"
             )
         for name in ("task", "optimizer", "schedulers", "engine"):
             problem = _no_number(getattr(self, name), name)

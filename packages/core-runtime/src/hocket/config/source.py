@@ -65,14 +65,14 @@ class _YamlLoader(yaml.SafeLoader):
                 key_node.tag = "tag:yaml.org,2002:str"
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str) or key in seen:
-                problem = "stands twice" if isinstance(key, str) else "is not text"
+                problem = "is given twice" if isinstance(key, str) else "is not text"
                 raise yaml.MarkedYAMLError(
                     problem=f"the key {key!r} {problem}", problem_mark=key_node.start_mark
                 )
             word, colon, text = key.partition(":")
             if colon and value_node.value == "" and word.isidentifier():
                 raise yaml.MarkedYAMLError(
-                    problem=f"{key!r} lacks a blank after its colon: write {word}: {text}",
+                    problem=f"{key!r} needs a blank after its colon: write {word}: {text}",
                     problem_mark=key_node.start_mark,
                 )
             seen.add(key)
@@ -96,7 +96,7 @@ def _number(loader: _YamlLoader, node: yaml.ScalarNode) -> int | float:
     value: int | float = construct(node)
     if ":" in node.value or re.fullmatch(r"[-+]?0[\d_]+", node.value):
         raise yaml.MarkedYAMLError(
-            problem=f"{node.value} is {value} in YAML: write {value} where that is meant, or '{node.value}' for a text",
+            problem=f"YAML reads {node.value} as {value}: write {value} if you mean that, or '{node.value}' for a text",
             problem_mark=node.start_mark,
         )
     return value
@@ -151,7 +151,7 @@ def load_document(target: Target, overrides: Sequence[str], registry: Registry) 
     of_recipe = next((o for o in reversed(parsed) if o.keys == ("recipe",)), None)
     if of_recipe is not None and isinstance(target, str) and not _is_file(target):
         raise ConfigError(
-            f"{of_recipe.origin.label}: recipe {target} would be laid over it: name {of_recipe.value} in place of "
+            f"{of_recipe.origin.label}: recipe {target} would override it: name {of_recipe.value} instead of "
             f"{target}, or write recipe: {of_recipe.value} in a file"
         )
     named = of_recipe and of_recipe.value
@@ -191,7 +191,7 @@ def _count_share(document: Document) -> None:
     if not isinstance(steps, int) or float(share[1]) > 100:
         raise where.error(
             f"got {where.given}",
-            "a number of steps, or a share of them, 0% to 100%, beside steps=N, which `hocket run` alone knows: a "
+            "a number of steps, or a share of steps=N, 0% to 100%. Only `hocket run` knows steps: a "
             'script writes f"synchronous_steps={steps // 4}"',
         )
     document.assign(
@@ -277,7 +277,7 @@ def _read_recipe(name: object, asked_by: Origin | None, registry: Registry) -> t
 
 def _read_yaml(path: FilePath, label: str) -> Tree:
     if _waits(path):
-        raise ConfigError(f"{label}: cannot read the file: it is no regular one")
+        raise ConfigError(f"{label}: cannot read the file: it is not a regular file")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -345,7 +345,7 @@ def _as_run(layer: Tree, label: str) -> tuple[Tree, Origin]:
     if not of_slots:
         return layer, Origin(label)
     if "strategy" in layer:
-        raise ConfigError(f"{label}: {of_slots[0]} stands beside strategy; allowed: below it")
+        raise ConfigError(f"{label}: {of_slots[0]} is given next to strategy: put it under strategy")
     slots = {key: layer[key] for key in SLOTS if key in layer}
     paths = {f"strategy.{key}": layer[key] for key in of_slots if key not in slots}
     others = {key: value for key, value in layer.items() if key not in of_slots}

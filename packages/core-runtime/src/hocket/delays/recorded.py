@@ -44,7 +44,7 @@ class Recorded(Delays):
         except OSError as error:
             raise ValueError(f"file {self.file} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise ValueError(f"file {self.file} is no UTF-8 text") from error
+            raise ValueError(f"file {self.file} is not UTF-8 text") from error
         object.__setattr__(self, "_lines", by_step)
 
     def check_size(self, size: int) -> None:
@@ -69,9 +69,7 @@ def _read(file: str, lines: Iterator[str]) -> Iterator[tuple[int, int, float]]:
     """
     rows = csv.reader(lines)
     if [name.strip() for name in next(rows, [])] != _COLUMNS:
-        raise ValueError(
-            f"file {file}, line 1: the columns' names are missing; allowed: {','.join(_COLUMNS)}"
-        )
+        raise ValueError(f"file {file}, line 1: the column names are missing; write {','.join(_COLUMNS)}")
     for row in rows:
         if not row:
             continue

@@ -43,7 +43,7 @@ class Sgd(Outer):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be 0 or more and less than 1, not {self.momentum}")
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov looks ahead along the momentum: give momentum, or leave nesterov out")
+            raise ValueError("nesterov needs momentum: give momentum, or leave nesterov out")
 
     @property
     def remembers(self) -> tuple[str, ...]:

@@ -151,7 +151,8 @@ def import_plugin(word: str, find: FindEntryPoints) -> tuple[Plugin, Any]:
 
 def _tell_of_long_import(plugin: Plugin) -> None:
     _log.warning(
-        "plugin %r of package %s is still being imported after %g s: it may wait for something; Ctrl-C ends this",
+        "plugin %r of package %s is still being imported after %g s: it may be waiting for something; Ctrl-C stops "
+        "it",
         plugin.word,
         plugin,
         LONG_S,
@@ -196,7 +197,7 @@ def _check_core(entry: EntryPoint, plugin: Plugin) -> None:
     except Exception as error:
         raise MissingPluginError(
             f"plugin {plugin.word!r} of package {plugin}: the package's metadata cannot be read "
-            f"({' '.join(str(error).split())}): install it anew, or uninstall it"
+            f"({' '.join(str(error).split())}): reinstall it, or uninstall it"
         ) from error
     for requirement in requirements:
         if canonicalize_name(requirement.name) != _CORE_PACKAGE:
@@ -205,6 +206,6 @@ def _check_core(entry: EntryPoint, plugin: Plugin) -> None:
             continue
         if not requirement.specifier.contains(Version(running), prereleases=True):
             raise MissingPluginError(
-                f"plugin {plugin.word!r} of package {plugin} needs {_CORE_PACKAGE}{requirement.specifier}, "
-                f"and {_CORE_PACKAGE} {running} is running: install matching versions"
+                f"plugin {plugin.word!r} of package {plugin} needs {_CORE_PACKAGE}{requirement.specifier}, but this "
+                f"is {_CORE_PACKAGE} {running}: install matching versions"
             )

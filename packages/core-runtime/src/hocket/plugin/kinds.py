@@ -88,7 +88,7 @@ def check_component(kind: Kind, component: object) -> None:
     if abstract:
         raise ValueError(f"does not implement {', '.join(sorted(abstract))}")
     if "name" in vars(component)["__dataclass_fields__"]:
-        raise ValueError("has a field called 'name', which in a config is the component's own name")
+        raise ValueError("has a field called 'name', but `name` in a config is the component's name")
     try:
         typing.get_type_hints(component)
     except NameError as error:

@@ -184,7 +184,7 @@ class Registry(Registrar):
                 others = [other for other in self._manager.get_plugins() if other is not hooks]
                 register = self._manager.subset_hook_caller("hocket_register", remove_plugins=others)
                 if not register.get_hookimpls():
-                    raise ConfigError("it has no hocket_register, marked with hocket.plugin.hookimpl")
+                    raise ConfigError("it has no function hocket_register marked with hocket.plugin.hookimpl")
                 register(registry=Registrar(plugin, self._tables))
             except (Exception, SystemExit) as error:
                 if self._manager.is_registered(hooks):

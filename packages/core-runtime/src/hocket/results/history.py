@@ -35,7 +35,7 @@ def read_rows(path: Path) -> list[Row]:
     if damaged and not rows:
         raise ValueError("all of its lines are damaged")
     if damaged:
-        _log.warning("%s: %d of %d lines are damaged and left out", path, damaged, damaged + len(rows))
+        _log.warning("%s: %d of %d lines are damaged and were skipped", path, damaged, damaged + len(rows))
     return rows
 
 

@@ -84,7 +84,7 @@ def add_start(folder: Path, start: TreeView, *, anew: bool = False) -> None:
     path = folder / STARTS
     earlier = [] if anew else starts_in(folder)
     if not anew and path.exists() and not earlier:
-        _log.warning("%s is damaged: what it held is kept as %s", path, set_aside(path).name)
+        _log.warning("%s is damaged: its content is kept as %s", path, set_aside(path).name)
     write_text(path, dumps([*earlier, start], indent=2) + "\n")
 
 
@@ -114,7 +114,7 @@ def keep_user_modules(config: TreeView, folder: Path, *, resumed: bool = False) 
         name = f"{SOURCE}-{len(starts) + 1}" if changed else _source_of(starts[-1])
         if changed:
             _log.warning(
-                "the run in %s goes on with other code than before: %s changed since; copies of both are kept, these "
+                "the run in %s continues with changed code: %s changed since; both versions are kept, the new one "
                 "in %s",
                 folder,
                 ", ".join(changed),

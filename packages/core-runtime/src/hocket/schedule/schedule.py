@@ -84,7 +84,9 @@ class Schedule:
             graphlib.TopologicalSorter(graph).prepare()
         except graphlib.CycleError as error:
             # As (a, b): b comes after a.
-            raise ScheduleError(f"operations in a circle: {' -> '.join(error.args[1])}") from None
+            raise ScheduleError(
+                f"operations depend on each other in a circle: {' -> '.join(error.args[1])}"
+            ) from None
 
     def _check_start(self) -> None:
         for operation in self.operations:
@@ -108,7 +110,8 @@ class Schedule:
             message = (type(operation), other, operation.tag)
             if message in messages:
                 raise ScheduleError(
-                    f"operation {operation.name!r}: another exchanges a message with rank {other} under the same tag"
+                    f"operation {operation.name!r}: another operation exchanges a message with rank {other} under "
+                    "the same tag"
                 )
             messages.add(message)
 
@@ -118,12 +121,12 @@ class Schedule:
             if isinstance(operation, Add):
                 kinds = [f"{array.dtype}{list(array.shape)}" for array in (operation.total, operation.addend)]
                 if kinds[0] != kinds[1]:
-                    raise ScheduleError(f"{where}: its arrays differ, {' and '.join(kinds)}")
+                    raise ScheduleError(f"{where}: its arrays have different types, {' and '.join(kinds)}")
             if isinstance(operation, Send | Receive) and operation.data is not None:
                 if not operation.data.flags.c_contiguous:
                     raise ScheduleError(f"{where}: its data must be C-contiguous")
                 if isinstance(operation, Receive) and not operation.data.flags.writeable:
-                    raise ScheduleError(f"{where}: what it writes must be writable")
+                    raise ScheduleError(f"{where}: the array that it writes is read-only")
 
 
 def chain(*parts: tuple[str, Schedule], persistent: bool = False) -> Schedule:

@@ -53,8 +53,8 @@ class SegmentShape:
         """
         if self.numel >= 2**31:
             raise ValueError(
-                f"a segment of {self.numel} elements has indices beyond int32: cut the model into smaller ones "
-                "(segments: layers or bytes)"
+                f"a segment of {self.numel} elements is too long for int32 indices: use smaller segments (segments: "
+                "layers or bytes)"
             )
 
 

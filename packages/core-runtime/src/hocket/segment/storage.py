@@ -127,8 +127,8 @@ class ParameterStorage:
         for name, parameter in self._frozen.items():
             if parameter.requires_grad:
                 raise ReplacedError(
-                    f"parameter {name} was frozen when the session was attached, and requires a gradient now: its "
-                    "gradients would stay on this rank. Close the session and attach again"
+                    f"parameter {name} was frozen at attach and requires a gradient now, which would stay on this "
+                    "rank. Close the session and attach again"
                 )
         self._remember()
 

@@ -35,12 +35,11 @@ def refuse_ddp(strategy: Strategy, ranks: int, size: int, rank: int, step: int) 
     between = ranks < size and not any(each.gradients for each in strategy.in_turn)
     if ranks > 1 and not between:
         raise SessionError(
-            f"rank {rank}: DistributedDataParallel calls the session's model at step {step}, and "
-            f"averages gradients over {ranks} ranks, beside what {strategy.name or 'the strategy'} exchanges. "
-            "Three ways out: without it (call the plain model, not ddp(x)); without a session (with "
-            "hocket.ddp_comm_hook, if need be); or DistributedDataParallel over a group of a host's "
-            "ranks (process_group=...), and between them a strategy that exchanges parameters only "
-            "(periodic_average, diloco)"
+            f"rank {rank}: DistributedDataParallel calls the session's model at step {step}, and averages gradients "
+            f"over {ranks} ranks, beside what {strategy.name or 'the strategy'} exchanges. Choose one: the session "
+            "alone (call the plain model, not ddp(x)); DistributedDataParallel alone (with hocket.ddp_comm_hook, if "
+            "need be); or DistributedDataParallel within each host (process_group=...), and between hosts a "
+            "strategy that exchanges parameters only (periodic_average, diloco)"
         )
 
 
@@ -64,8 +63,8 @@ def watch_ddp() -> None:
         ) -> None:
             if any(is_attached(parameter) for parameter in module.parameters()):
                 raise AttachError(
-                    "a model that is in a session is about to be wrapped in DistributedDataParallel, by you or by a "
-                    "library (accelerator.prepare(model)), and gradients would be averaged twice: train the plain model"
+                    "DistributedDataParallel was given a model that is in a session, so gradients would be averaged "
+                    "twice (did a library wrap it, as accelerator.prepare(model) does?): train the plain model"
                 )
             build(self, module, *args, **kwargs)
 

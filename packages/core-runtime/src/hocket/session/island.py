@@ -149,7 +149,9 @@ def mesh_of(model: nn.Module, given: DeviceMesh | None = None) -> DeviceMesh | N
     sharded: dict[str, Any] = {name: p for name, p in model.named_parameters() if is_sharded(p)}
     if not sharded:
         if given is not None:
-            raise AttachError("island names a mesh, and no parameter of the model is sharded: leave it out")
+            raise AttachError(
+                "island names a mesh, but no parameter of the model is sharded: leave island out"
+            )
         return None
     meshes: list[DeviceMesh] = [parameter.device_mesh for parameter in sharded.values()]
     whole = given if given is not None else max(meshes, key=lambda mesh: mesh.mesh.numel())
@@ -157,9 +159,9 @@ def mesh_of(model: nn.Module, given: DeviceMesh | None = None) -> DeviceMesh | N
     for name, mesh in zip(sharded, meshes, strict=True):
         if not set(_ranks_of(mesh)) <= ranks:
             raise AttachError(
-                f"parameter {name} is sharded over ranks {_ranks_of(mesh)}, which are not all among those of one "
-                f"island, {_ranks_of(whole)}: name the mesh of one whole replica, "
-                "hocket.attach(..., island=mesh['shard', 'tp'])"
+                f"parameter {name} is sharded over ranks {_ranks_of(mesh)}, not only over ranks of one island, "
+                f"{_ranks_of(whole)}: name the mesh of one whole replica, hocket.attach(..., island=mesh['shard', "
+                "'tp'])"
             )
     return whole
 
@@ -229,7 +231,8 @@ def _islands_in(gathered: Sequence[tuple[int, int, list[int], list[int]]]) -> li
         )
     if len({str(shape) for *_, shape in gathered}) > 1:
         raise AttachError(
-            f"islands of different shapes (ranks {_listed(islands)}): shard the model alike on all of them"
+            f"islands have different shapes (ranks {_listed(islands)}): shard the model in the same way on all of "
+            "them"
         )
     if sorted(rank for ranks in islands for rank in ranks) != list(range(len(gathered))):
         raise AttachError(
@@ -264,7 +267,7 @@ def _together(mesh: DeviceMesh, model: nn.Module, same_samples: Sequence[str] | 
     for name in same_samples or ():
         if name not in names:
             raise AttachError(
-                f"same_samples names {name!r}, and the island's mesh has {', '.join(names) or 'no names'}"
+                f"same_samples names {name!r}, but the island's mesh has {', '.join(names) or 'no names'}"
             )
     if same_samples is None and not fsdp_modules(model):
         return set(range(mesh.ndim))  # nobody sums the gradients of different samples

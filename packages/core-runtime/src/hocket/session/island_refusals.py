@@ -43,20 +43,20 @@ def check_island(
     """
     if peer.threads.shares_process and peer.size > 1:
         raise AttachError(
-            "the model is sharded, and virtual ranks share one process, and so one rank of torch.distributed: start "
+            "virtual ranks cannot train a sharded model, because they are one process of torch.distributed: start "
             "ranks by torchrun or hocket launch --transport torch"
         )
     if not isinstance(engine, DataParallel):
         raise AttachError(
-            f"the model is sharded, and engine {type(engine).__name__} takes whole ones: leave the engine out"
+            f"engine {type(engine).__name__} needs whole models, but this one is sharded: leave the engine out"
         )
     shortest = min((p.dtype.itemsize for p in model.parameters() if p.requires_grad), default=4)
     check_sharded(optimizers, strategy, shortest)
     if shares_of(mesh, model, same_samples) > 1:
         for name in _unsummed(model):
             raise AttachError(
-                f"parameter {name} is not sharded, and nobody sums its gradients over the island's ranks, which read "
-                "different samples: call fully_shard on the model itself, too, without ignored_params"
+                f"parameter {name} is not sharded, so its gradients are not summed over the island's ranks, which "
+                "read different samples: call fully_shard on the model itself as well, without ignored_params"
             )
 
 
@@ -74,9 +74,9 @@ def check_gathered(model: nn.Module) -> None:
         own = [p for p in module.parameters(recurse=False) if not is_sharded_by_fsdp(p)]
         if own and is_gathered_by_fsdp(module) and module not in within:
             raise AttachError(
-                f"FSDP gathers the parameters of {f'module {name!r}' if name else 'the model'} with a module around "
-                "the attached one: attach that module, on which fully_shard was called, or call fully_shard on the "
-                "attached one, too, before the one around it"
+                f"FSDP gathers the parameters of {f'module {name!r}' if name else 'the model'} together with those "
+                "of a module around the attached one: attach that outer module, or call fully_shard on the attached "
+                "module before the outer one"
             )
 
 
@@ -99,18 +99,18 @@ def check_sharded(
         if isinstance(each, torch.optim.Adafactor) or (isinstance(each, torch.optim.SGD) and _is_fused(each)):
             kind = type(each).__name__ + " with fused=True" * _is_fused(each)
             raise AttachError(
-                f"the model is sharded, and torch's {kind} takes no shards: use another optimizer, such as AdamW, or "
-                "leave fused out"
+                f"torch's {kind} cannot step a sharded model: use another optimizer, such as AdamW, or leave fused "
+                "out"
             )
     if any(each.samples is not None for each in strategy.in_turn):
         raise AttachError(
-            "samples: exchanges of samples give each rank batches of its own, and the ranks of an island have to end "
-            "with as many: take samples out of the strategy"
+            "samples: exchanging samples gives ranks different numbers of batches, but the ranks of an island need "
+            "the same number: take samples out of the strategy"
         )
     for exchange in (exchange for each in strategy.in_turn for exchange in each.exchanges):
         reason = _reason(exchange, shortest)
         if reason:
-            raise AttachError(f"{exchange.name}: the model is sharded, and {reason}")
+            raise AttachError(f"{exchange.name} does not work with a sharded model: {reason}")
 
 
 def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
@@ -134,12 +134,12 @@ def _reason(exchange: Exchange, shortest: int) -> str:
         return "overlap: forward merges within the forward, after FSDP has gathered: take overlap none"
     if traits.ends is Ends.OPEN or traits.needs_thread or not traits.divides_by_weight:
         return (
-            f"with collective {kind} each rank hears of others when they are ready, so that the shards of one replica "
-            "would hear of different ones: take a collective with rounds (allreduce, gossip)"
+            f"with collective {kind} each rank receives whatever is ready, so the shards of one replica would mix "
+            "different ranks: use a collective with rounds (allreduce, gossip)"
         )
     if exchange.carries_weight and shortest < torch.float32.itemsize:
         return (
-            "push-sum keeps values in float32 beside shorter parameters, in one piece: keep parameters in float32, "
-            "with bfloat16 by fully_shard's mp_policy, or take a topology whose weights stay 1 (ring, exponential)"
+            "push-sum keeps an unsharded float32 copy of shorter parameters: keep parameters in float32, with "
+            "bfloat16 by fully_shard's mp_policy, or use a topology whose weights stay 1 (ring, exponential)"
         )
     return ""

@@ -47,8 +47,8 @@ def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
             raise AttachError(f"attach takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
         if _is_a(optimizer, "torch.distributed.optim", "ZeroRedundancyOptimizer"):
             raise AttachError(
-                "ZeroRedundancyOptimizer shares its step out over the ranks, and sends the parameters itself: attach "
-                "the optimizer that it was given (optimizer_class), over all of the model's parameters"
+                "ZeroRedundancyOptimizer divides its step among the ranks and sends the parameters itself: attach a "
+                "plain optimizer of its optimizer_class, over all of the model's parameters"
             )
         stepped_by(optimizer)
     _check_modules(model)
@@ -62,8 +62,8 @@ def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
     for name, parameter in parameters.items():
         if is_attached(parameter):
             raise AttachError(
-                f"parameter {name} is in a session that is not closed (a notebook's cell run again?): close that one "
-                "first, session.close(), or leave its `with` block"
+                f"parameter {name} is in an earlier session that is still open (a notebook cell run again?): call "
+                "session.close() there first, or leave its `with` block"
             )
 
 
@@ -80,9 +80,9 @@ def check_devices(model: nn.Module, strategy: Strategy, peer: Peer) -> None:
         and any(each.gradients for each in strategy.in_turn)
     ):
         raise AttachError(
-            f"the model is on {device}, and {strategy.name or 'the strategy'} exchanges gradients: virtual ranks share "
-            "autograd's one thread for that device, on which they would wait for each other. Train on the CPU, with a "
-            "strategy that exchanges parameters only, or over mpi"
+            f"the model is on {device}, and {strategy.name or 'the strategy'} exchanges gradients: virtual ranks "
+            "share autograd's single thread for that device, so they would deadlock. Train on the CPU, use a "
+            "strategy that exchanges parameters only, or use transport mpi"
         )
 
 
@@ -124,7 +124,7 @@ def check_lanes(lanes: str, model: nn.Module, strategy: Strategy, *, whole: bool
     devices = {p.device for p in model.parameters() if p.requires_grad}
     if len(devices) > 1 or any(device.type != carried for device in devices):
         raise AttachError(
-            f"lanes={lanes!r} carries parameters on one {carried} device, and this model has them on "
+            f"lanes={lanes!r} needs all parameters on one {carried} device, but this model has them on "
             f"{' and '.join(sorted(map(str, devices)))}: use lanes='host', or move the model"
         )
     for exchange in (exchange for each in strategy.in_turn for exchange in each.exchanges):
@@ -139,8 +139,8 @@ def check_lanes(lanes: str, model: nn.Module, strategy: Strategy, *, whole: bool
             reason = "progress: thread begins what another rank may begin later"
         if reason is not None:
             raise AttachError(
-                f"{exchange.name}: lanes={lanes!r} carries uncompressed values, in one order on all ranks, and "
-                f"{reason}: use lanes='host'"
+                f"{exchange.name}: lanes={lanes!r} needs uncompressed values, sent in the same order on all ranks, "
+                f"but {reason}: use lanes='host'"
             )
 
 
@@ -161,8 +161,8 @@ def refuse_closure(optimizer: torch.optim.Optimizer, strategy: Strategy, *, shar
     """
     if sharded:
         raise AttachError(
-            f"{type(optimizer).__name__} steps with a closure, and decides by norms and products of what it holds, "
-            "which are those of shards here: use an optimizer that steps without one"
+            f"{type(optimizer).__name__} steps with a closure and computes norms over its parameters, which are only "
+            "shards here: use an optimizer that steps without a closure"
         )
     exchanges = (exchange for each in strategy.in_turn for exchange in each.parameters)
     for exchange in (exchange for exchange in exchanges if exchange.carries_weight):
@@ -185,8 +185,8 @@ def _check_modules(model: nn.Module) -> None:
         what = f"module {name!r}" if name else "the model"
         if _is_a(module, "torch.nn.parallel.distributed", "DistributedDataParallel"):
             raise AttachError(
-                f"{what} is wrapped in DistributedDataParallel, which would average the gradients a second time: leave "
-                "it out, attach the plain model, and call that (not ddp(x))"
+                f"{what} is wrapped in DistributedDataParallel, which would average the gradients a second time: "
+                "leave it out, attach the plain model, and call the plain model (not ddp(x))"
             )
         if _is_a(module, "torch.distributed.fsdp", "FullyShardedDataParallel"):
             raise AttachError(f"{what} is sharded by FullyShardedDataParallel{_NOT_FSDP1}")
@@ -238,8 +238,8 @@ def _check_parameter(name: str, parameter: nn.Parameter, part: Tensor) -> None:
         )
     if is_sharded(parameter) and type(part) not in (Tensor, nn.Parameter):
         raise AttachError(
-            f"this rank's shard of parameter {name} is a {type(part).__name__}, no plain memory that could be sent: "
-            "shard parameters of plain tensors"
+            f"this rank's shard of parameter {name} is a {type(part).__name__}, which is not plain memory and cannot "
+            "be sent: shard parameters that are plain tensors"
         )
     if not _is_dense(part):
         raise AttachError(

@@ -199,8 +199,8 @@ class ReplicaSession(SteppingSession):
     def end_step_to_save(self) -> None:
         if self.state.accumulated:
             raise CheckpointError(
-                f"rank {self.rank}: save after optimizer.step(), not within an accumulation: the gradients that were "
-                "accumulated so far are no part of a checkpoint"
+                f"rank {self.rank}: save after optimizer.step(), not within an accumulation: a checkpoint does not "
+                "hold accumulated gradients"
             )
         self._end_partial_step()
         if self.epochs.under_way:

@@ -293,7 +293,7 @@ class Session:
         """
         if self.inner.save_point is not None:
             raise HocketError(
-                "session.save_on_signal was called before: give it everything that is saved at once"
+                "session.save_on_signal was already called: call it once, with everything to save"
             )
         check_keep("session.save_on_signal", keep)
         path = path_of(folder, "session.save_on_signal")

@@ -331,8 +331,8 @@ class SteppingSession(EngineSession):
         if ends_step is False or (ends_step is None and self._weights.several):
             self.state.move("accumulate")
             self.warn_once(
-                "rank %d left a batch out of an accumulation at step %d: it counts nothing, and the step ends "
-                "where it does on the other ranks",
+                "rank %d left a batch out of an accumulation at step %d: the batch has no weight, and the step ends "
+                "together with that of the other ranks",
                 self.rank,
                 self.step,
             )
@@ -340,11 +340,13 @@ class SteppingSession(EngineSession):
         gradients = self.phase.gradients
         self.warn_once(
             "rank %d made no optimizer.step() with the batch of step %d: %s. To add gradients up over batches, put "
-            "all but the last into session.accumulate(); to validate, read the loader itself; to read batches "
-            "ahead, put session.data around what does: session.data(prefetch(loader))",
+            "all but the last into session.accumulate(); to validate, read the loader itself; to read ahead, write "
+            "session.data(prefetch(loader))",
             self.rank,
             self.step,
-            "it counts as a step" if gradients is None else "it steps with the other ranks' gradients",
+            "the batch counts as a step"
+            if gradients is None
+            else "this rank steps with the other ranks' gradients",
         )
         self._step_without_batch()
 

@@ -33,7 +33,7 @@ def unreached(strategy: Strategy, steps: int, ranks: int) -> Iterator[str]:
     for phase, following in zip(phases, ends, strict=True):
         place = "" if phase is phases[0] else f"phases.{phase.step}"
         if phase.step >= steps:
-            yield f"{place} is never reached: training ends after step {steps}. Let it begin earlier, or {_LONGER}"
+            yield f"{place} is never reached: training ends after step {steps}. Begin it earlier, or {_LONGER}"
             continue
         end = min(following, steps)
         for exchange in phase.strategy.parameters if end > phase.step else ():
@@ -44,14 +44,13 @@ def unreached(strategy: Strategy, steps: int, ranks: int) -> Iterator[str]:
             if end - lost <= phase.step:
                 what = "training" if end == steps else "the phase"
                 yield (
-                    f"{name} is due every {exchange.every} steps, and never is: {what} ends after step {end}. Lower "
-                    f"`every`, or {_LONGER}"
+                    f"{name} never takes place: it is due every {exchange.every} steps, but {what} ends after step "
+                    f"{end}. Lower `every`, or {_LONGER}"
                 )
             elif exchange.outer and end == steps and lost > _MUCH * steps and not exchange.stagger:
                 yield (
-                    f"{name} steps outer parameters every {exchange.every} steps: what ranks learn in the last {lost} "
-                    f"of {steps} steps is not in the model that is evaluated and saved. End after step {end - lost}, "
-                    "or lower `every`"
+                    f"{name} steps outer parameters every {exchange.every} steps: the evaluated and saved model "
+                    f"lacks the last {lost} of {steps} steps. End after step {end - lost}, or lower `every`"
                 )
 
 
@@ -103,8 +102,8 @@ def outer_age(strategy: Strategy, step: int, ranks: int) -> str:
         if exchange.outer is not None and age and not exchange.stagger and exchange.takes_place(ranks):
             period = exchange.period(ranks)
             return (
-                f"session.consensus() at step {step}: the model is that of the outer parameters, as of step "
-                f"{max(0, step - age)}, without what ranks have learnt in the {min(age, step)} steps since. Evaluate "
-                f"after a multiple of {period} steps to see all of it"
+                f"session.consensus() at step {step}: the model is that of the outer parameters at step "
+                f"{max(0, step - age)}, without the {min(age, step)} steps of training since. Evaluate after a "
+                f"multiple of {period} steps to include them"
             )
     return ""

@@ -158,7 +158,7 @@ class Exchange(Configured):
         period = self.period(size)
         if self.delay > period:
             raise ValueError(
-                f"delay: {self.delay} steps are longer than its period, {period}: use {period} or less"
+                f"delay: {self.delay} steps are longer than the period of {period}: use {period} or less"
             )
 
     def check_segments(self, num_segments: int, size: int) -> None:
@@ -169,8 +169,8 @@ class Exchange(Configured):
         """
         if self.stagger and num_segments > self.period(size):
             raise ValueError(
-                f"stagger: {num_segments} segments need as many steps of their own, and every is {self.period(size)}: "
-                "use a longer period, or fewer segments ({name: fragments, count: 2})"
+                f"stagger: {num_segments} segments need {num_segments} steps, but every is {self.period(size)}: use "
+                f"a longer period, or fewer segments ({{name: fragments, count: 2}})"
             )
 
     @property

@@ -136,7 +136,7 @@ class _Grouped(Scope):
         sizes = sorted({len(group) for group in groups})
         if self.sharded and len(sizes) > 1:
             raise ValueError(
-                f"sharded leaders need groups of one size, and these have {' and '.join(map(str, sizes))} ranks: "
+                f"sharded leaders need groups of equal size, but these have {' and '.join(map(str, sizes))} ranks: "
                 "choose a size that divides the number of ranks, or sharded: false"
             )
         return groups
@@ -192,7 +192,7 @@ def _groups(
         return tuple(tuple(ranks[start : start + size]) for start in range(0, placement.size, size))
     assert count is not None
     if count > placement.size:
-        raise ValueError(f"count: {count} groups need as many ranks, and there are {placement.size}")
+        raise ValueError(f"count: {count} groups need {count} ranks or more, but there are {placement.size}")
     # The first `rest` groups have one rank more.
     least, rest = divmod(placement.size, count)
     starts = [number * least + min(number, rest) for number in range(count + 1)]

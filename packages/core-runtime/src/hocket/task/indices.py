@@ -193,8 +193,8 @@ class Alone(Indices):
         own = self._distributed
         if (own.rank, own.num_replicas) != (rank, size):
             raise UserError(
-                f"the DistributedSampler reads share {own.rank} of {own.num_replicas}, and this rank's is {rank} of "
-                f"{size}: leave the sampler out, hocket.loader shares the samples out by itself"
+                f"the DistributedSampler reads share {own.rank} of {own.num_replicas}, but this rank's share is "
+                f"{rank} of {size}: leave the sampler out, because hocket.loader divides the samples itself"
             )
         for indices in islice(self._batches, start, None):
             yield list(indices), len(indices) / self._batch_size

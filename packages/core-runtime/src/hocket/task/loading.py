@@ -146,9 +146,9 @@ class Loader(DataLoader[Batch]):
             share = self._share
         if self._share is not None and share != self._share:
             raise UserError(
-                f"this loader was read or counted for share {self._share[0]} of {self._share[1]} of the samples, and "
-                f"the session reads share {share[0]} of {share[1]}: make a loader for each rank and session, and ask "
-                "for len(session.data(loader)) in place of len(loader)"
+                f"this loader was already read or counted for share {self._share[0]} of {self._share[1]} of the "
+                f"samples, but the session reads share {share[0]} of {share[1]}: make a loader for each rank and "
+                "session, and use len(session.data(loader)) instead of len(loader)"
             )
         self._share = share
         return share
@@ -199,8 +199,8 @@ class _IndexedLoader(Loader):
         num_steps = self._indices.num_steps(size)
         if num_steps == 0:
             raise UserError(
-                f"hocket.loader: {size} ranks get no batch of this dataset: it is empty, or drop_last leaves nothing. "
-                "Use a smaller batch_size, or drop_last=False"
+                f"hocket.loader: the dataset has no batch for {size} ranks: it is empty, or drop_last drops "
+                "everything. Use a smaller batch_size, or drop_last=False"
             )
         return num_steps
 
@@ -271,7 +271,7 @@ class _StreamLoader(Loader):
         super().__init__(self._part, seed, batch_size=batch_size, drop_last=drop_last, **options)
 
     def __len__(self) -> int:
-        raise TypeError("the number of batches that hocket.loader makes of an IterableDataset is not known")
+        raise TypeError("hocket.loader does not know how many batches an IterableDataset has")
 
     def _read(self, rank: int, size: int, epoch: int, facts: dict[str, object]) -> Iterator[_Weighted]:
         facts["batch_size"] = self._samples_per_batch
@@ -309,7 +309,7 @@ class _Counted:
 def _refuse_what_shards_otherwise(dataset: object, options: Mapping[str, object]) -> None:
     if isinstance(dataset, DataLoader):
         raise UserError(
-            "hocket.loader makes the DataLoader: give it the dataset, and the DataLoader's arguments"
+            "hocket.loader creates the DataLoader: give it the dataset and the DataLoader's arguments"
         )
     if "generator" in options:
         raise UserError("hocket.loader takes no generator: its argument seed sets the order")
@@ -325,9 +325,9 @@ def _checked_split(dataset: object, split: Split | None, given: Mapping[str, obj
             )
     if split is None:
         raise UserError(
-            f"hocket.loader cannot share out {type(dataset).__name__}, an IterableDataset, by itself. Say how: split="
-            "lambda samples, part, parts: itertools.islice(samples, part, None, parts), where parts are as many as "
-            "ranks, times workers"
+            f"hocket.loader cannot divide {type(dataset).__name__}, an IterableDataset, among ranks. Give "
+            "split=lambda samples, part, parts: itertools.islice(samples, part, None, parts); there is a part for "
+            "each worker of each rank"
         )
     return split
 
@@ -371,4 +371,4 @@ def _indices(
 def _refuse_beside(name: str, others: Mapping[str, object]) -> None:
     for other, value in others.items():
         if value:
-            raise UserError(f"hocket.loader: {name} decides what {other} would: give one of them")
+            raise UserError(f"hocket.loader: {name} and {other} exclude each other: give one of them")

@@ -51,7 +51,7 @@ def load_user_task(name: str, fields: TreeView | None = None) -> Task:
     if inspect.isclass(found) and issubclass(found, Task):
         return _construct(found, name, fields or {})
     for key in fields or {}:
-        raise ConfigError(f"task.{key}: only a subclass of Task takes fields, and {name} is none")
+        raise ConfigError(f"task.{key}: only a subclass of Task can have fields, and {name} is not one")
     result = call_user_function(found, name, _KEY) if inspect.isroutine(found) else found
     if not isinstance(result, Task):
         what = f"returned {_describe(result)}" if result is not found else f"is {_describe(found)}"

@@ -145,8 +145,8 @@ def neighbours_fault(
         possible = all(type(other) is int and 0 <= other < size and other != rank for other in others)
         if not possible or len(set(others)) < len(others):
             return (
-                f"{who} has {name}={others}: it has to name other ranks of 0 to {size - 1}, each an int and once; "
-                f"where {size} ranks are not possible, check_size has to refuse them"
+                f"{who} has {name}={others}: it must name other ranks, 0 to {size - 1}, as ints and each once; if "
+                f"{size} ranks are not possible, check_size must refuse them"
             )
     received = [own.self_weight]
     for source in own.receive_from:

@@ -47,7 +47,7 @@ class Trace(Observer):
     def __init__(self, path: str | os.PathLike[str], steps: tuple[int, int] | None = None) -> None:
         if steps is not None and not 0 <= steps[0] < steps[1]:
             raise ValueError(
-                f"steps {steps} hold no step; allowed: the first, from 0 on, and the one after the last"
+                f"steps {steps} are empty; allowed: the first step, counted from 0, and the step after the last"
             )
         self._path = path_of(path, "Trace")
         self._steps = None if steps is None else range(*steps)

@@ -37,7 +37,7 @@ def choose_device(run: RunConfig) -> Device:
     if reason is None:
         return Device.CUDA
     if run.device is Device.CUDA:
-        raise UserError(f"device: cuda: {reason}. Take device=cpu, or device=auto, which finds out")
+        raise UserError(f"device: cuda: {reason}. Use device=cpu, or device=auto")
     return Device.CPU
 
 

@@ -56,8 +56,8 @@ def shard(
     except (ValueError, NotImplementedError, RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(
-            f"island: the model of task {run.task.name} cannot be sharded, as torch says: {reason}. Leave island out, "
-            "or change the model"
+            f"island: the model of task {run.task.name} cannot be sharded; torch's reason: {reason}. Leave island "
+            "out, or change the model"
         ) from error
 
 

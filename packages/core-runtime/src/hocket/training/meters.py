@@ -72,7 +72,7 @@ def meters_of(task: Task, gather: Gather | None) -> dict[str, Meter]:
 def _prepared(task: Task, name: str, given: Meter, gather: Gather | None) -> Meter:
     if name == "loss":
         raise ConfigError(
-            f"{_source(task)}: a metric is named 'loss', as the task's loss is: give it another name"
+            f"{_source(task)}: a metric is named 'loss', the name of the task's loss: give it another name"
         )
     if isinstance(given, type) or not all(callable(getattr(given, asked, None)) for asked in _ASKED):
         raise ConfigError(f"{_source(task)}: {name!r} is {given!r}; allowed: a torchmetrics object")

@@ -77,11 +77,11 @@ class RunConfig(RunSettings):
         size = self.island.ranks
         if size > 1 and not isinstance(engine, DataParallel):
             raise CompositionError(
-                f"island of {size} ranks: engine {self.engine.name} takes whole models: leave island or engine out"
+                f"island of {size} ranks: engine {self.engine.name} needs whole models: leave island or engine out"
             )
         if ranks % size:
             raise CompositionError(
-                f"island of {size} ranks: {ranks} ranks hold no whole number of islands: start "
+                f"island of {size} ranks: {ranks} ranks cannot be divided into islands: start "
                 f"{size * max(2, ranks // size)} (-n), or another multiple, or change island.shard"
             )
 
@@ -184,7 +184,7 @@ def build_engine(run: RunConfig, registry: Registry | None = None) -> Engine:
     engine: Engine = build_reference(Kind.ENGINE, run.engine, registry or default_registry())
     if run.clip_grad_norm is not None and engine.clips is not None:
         raise ConfigError(
-            f"clip_grad_norm: {run.clip_grad_norm}: engine {run.engine.name} steps parts of the model by itself: use "
+            f"clip_grad_norm: {run.clip_grad_norm}: engine {run.engine.name} steps parts of the model itself: use "
             f"{engine.clips}"
         )
     return engine

@@ -27,8 +27,8 @@ def split(batch: Batch, size: int) -> list[Batch]:
         if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != num:
             found = f"a tensor {list(leaf.shape)}" if isinstance(leaf, Tensor) else f"{type(leaf).__name__}"
             raise UserError(
-                f"accumulate: a batch of {num} samples holds {found}, and only tensors with a row for each sample can "
-                "be split: leave accumulate out, or let the task's batches hold nothing else"
+                f"accumulate: a batch of {num} samples holds {found}, but only tensors with a row for each sample "
+                "can be split: leave accumulate out, or make batches of such tensors only"
             )
     return [
         tree_map(lambda leaf, start=start: leaf[start : start + size], batch) for start in range(0, num, size)

@@ -143,7 +143,7 @@ def _message(launched: Launched, gone: list[int]) -> str:
     whole = launched.local_size == launched.size
     them = number_ranks(gone) + ("" if whole else " of this host")
     return (
-        f"hocket: rank {launched.rank} joins the job and waits for {them}, which {'has' if len(gone) == 1 else 'have'} "
-        "ended (sys.exit, or the end of the script, before hocket.attach or hocket.join, which all ranks call); "
+        f"hocket: rank {launched.rank} waits for {them}, which {'has' if len(gone) == 1 else 'have'} ended before "
+        "joining the job (sys.exit, or the end of the script?). All ranks must call hocket.attach or hocket.join; "
         "all ranks end"
     )

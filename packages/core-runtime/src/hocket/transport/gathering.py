@@ -75,7 +75,7 @@ def check_gathering(where: str, send: Array, receive: Array, size: int) -> None:
         )
     if send.size > receive.shape[1]:
         raise TransportError(
-            f"{where}: iallgather: a message of {send.size} bytes, where receive has room for {receive.shape[1]} of "
+            f"{where}: iallgather: a message of {send.size} bytes, but receive has room for {receive.shape[1]} of "
             "each rank: open it with a larger capacity"
         )
     if not receive.flags.writeable:

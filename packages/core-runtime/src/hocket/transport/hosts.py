@@ -57,12 +57,12 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
         hosts, where = _of_file(Path(text)), f"hostfile {text}"
     elif text.isdecimal():
         raise UserError(
-            f"hosts {text!r}: {text} hosts of one rank are {text}x1, {text} ranks on one host are 1x{text}"
+            f"hosts {text!r}: write {text}x1 for {text} hosts of one rank, or 1x{text} for {text} ranks on one host"
         )
     else:
         hosts, where = [_entry(part, f"hosts {text!r}") for part in text.split(",")], f"hosts {text!r}"
     if not hosts or any(host.ranks < 1 for host in hosts):
-        raise UserError(f"{where}: a host has 1 rank or more")
+        raise UserError(f"{where}: give each host 1 rank or more")
     _check_number(sum(host.ranks for host in hosts), where)
     names = [host.name for host in hosts if host.name]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -128,5 +128,5 @@ def _entry(text: str, where: str) -> Host:
     found = _ENTRY.fullmatch(text.strip())
     if found is None or "/" in text:
         missing = ", and there is no such file" if "/" in text else ""
-        raise UserError(f"{where}: {text!r} is no host{missing}; write {_FORMS}")
+        raise UserError(f"{where}: {text!r} is not a host{missing}; write {_FORMS}")
     return Host(found[1], int(found[2] or 1))

@@ -43,7 +43,7 @@ def find_in_islands(environment: Mapping[str, str]) -> Launched | None:
     island, islands = (_number(environment, name) for name in (_ISLAND, _ISLANDS))
     if not island < islands:
         raise UserError(
-            f"{_ISLAND}={island} in the environment: of {islands} islands the last is {islands - 1}"
+            f"{_ISLAND}={island} in the environment: {islands} islands are numbered 0 to {islands - 1}"
         )
     if found is None and "RANK" not in environment:
         return None  # a launcher itself
@@ -64,15 +64,15 @@ def refuse_without_ranks(environment: Mapping[str, str]) -> None:
     """
     if environment.get(_ISLANDS):
         raise UserError(
-            f"{_ISLAND} in the environment makes this job one island of several, and no launcher has started this "
-            "process: start a script on each island by torchrun or `hocket launch`, or unset HOCKET_ISLAND, "
+            f"{_ISLAND} in the environment makes this job one of several islands, but no launcher started this "
+            "process: start the script on each island by torchrun or `hocket launch`, or unset HOCKET_ISLAND, "
             "HOCKET_ISLANDS and HOCKET_MEET"
         )
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", environment[name]):
-        raise UserError(f"{name}={environment[name]!r} in the environment is no number")
+        raise UserError(f"{name}={environment[name]!r} in the environment is not a number")
     return int(environment[name])
 
 

@@ -156,8 +156,8 @@ def _refuse_another(peer: Peer) -> None:
     now = _place if found is None else _place_of(found, peer)
     if now != _place:
         raise UserError(
-            f"this process has joined a job as rank {_describe(_place)}, and its variables now say rank "
-            f"{_describe(now)}: a process is a rank of one job: start another one for the other job"
+            f"this process joined a job as rank {_describe(_place)}, but its environment now says rank "
+            f"{_describe(now)}: a process can join one job only. Start another process for the other job"
         )
 
 

@@ -158,8 +158,8 @@ def _srun(environment: Environment) -> Launched | None:
     rank = _required(environment, "SLURM_PROCID", "srun")
     if "SLURM_STEP_ID" not in environment:
         raise UserError(
-            f"SLURM_PROCID={rank} and SLURM_STEP_NUM_TASKS={size} in the environment, as of a rank of srun's, without "
-            "SLURM_STEP_ID, which tells its ranks from other steps': start the ranks by srun, or unset both"
+            f"SLURM_PROCID={rank} and SLURM_STEP_NUM_TASKS={size} in the environment look like a rank of srun, but "
+            "SLURM_STEP_ID is missing: start the ranks by srun, or unset both"
         )
     node = _number(environment, "SLURM_NODEID")
     host, port = _chosen_meeting(environment) or _slurms_meeting(environment)
@@ -184,8 +184,8 @@ def _by_torch(environment: Environment, launcher: str, prefix: str, restarts: in
     meeting = _chosen_meeting(environment)
     if meeting is None:
         raise UserError(
-            f"{launcher} started {size} ranks, but MASTER_ADDR and MASTER_PORT do not both name their rendezvous: set "
-            "both, or unset RANK and WORLD_SIZE where this is no rank"
+            f"{launcher} started {size} ranks, but MASTER_ADDR or MASTER_PORT is missing: set both, or unset RANK "
+            "and WORLD_SIZE if this process is not a rank"
         )
     return Launched(
         launcher,
@@ -232,7 +232,7 @@ def _chosen_meeting(environment: Environment) -> tuple[str, int] | None:
         return None
     port = _number(environment, "MASTER_PORT")
     if not 0 < port < 1 << 16:
-        raise UserError(f"MASTER_PORT={port} in the environment is no port: they are 1 to 65535")
+        raise UserError(f"MASTER_PORT={port} in the environment is not a port: allowed are 1 to 65535")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]  # as an address of IPv6 stands before a port
     try:
@@ -242,7 +242,7 @@ def _chosen_meeting(environment: Environment) -> tuple[str, int] | None:
             raise ValueError("a name cannot contain a blank or /")
         host.encode("idna")
     except ValueError as error:
-        raise UserError(f"MASTER_ADDR={host!r} in the environment is no host's name: {error}") from error
+        raise UserError(f"MASTER_ADDR={host!r} in the environment is not a host name: {error}") from error
     return host, port
 
 
@@ -257,7 +257,7 @@ def _first_host(nodes: str) -> str:
     """Return the first name of Slurm's list, such as `gpu[003-007,12],login1`."""
     first = re.match(r"(?:[^,\[]|\[[^]]*\])+", nodes)
     if first is None:
-        raise UserError(f"SLURM_STEP_NODELIST={nodes!r} in the environment names no host")
+        raise UserError(f"SLURM_STEP_NODELIST={nodes!r} in the environment does not name a host")
     return re.sub(r"\[(\d+)[^]]*\]", r"\1", first[0])
 
 
@@ -281,5 +281,5 @@ def _number(environment: Environment, name: str, default: int = 0) -> int:
     if value is None:
         return default
     if not _NUMBER.fullmatch(value):
-        raise UserError(f"{name}={value!r} in the environment is no number")
+        raise UserError(f"{name}={value!r} in the environment is not a number")
     return int(value)

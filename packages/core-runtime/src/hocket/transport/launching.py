@@ -214,8 +214,8 @@ def _silent_end(status: int) -> str:
     """Return a sentence on ranks that ended with an exit status and said nothing."""
     if status == 128 + signal.SIGKILL:
         return (
-            f"the ranks were killed by SIGKILL (exit code {status}), without an error message: out of memory? The "
-            "kernel's log would tell"
+            f"the ranks were killed by SIGKILL (exit code {status}), without an error message: out of memory? See "
+            "the kernel's log"
         )
     return f"the ranks ended with exit code {status}, without an error message"
 

@@ -142,8 +142,8 @@ def find_mpiexec() -> Mpiexec:
     path = str(beside) if beside.exists() else shutil.which("mpiexec")
     if path is None:
         raise UserError(
-            f"no mpiexec found: {how_to_install('hocket-core', 'mpi')} brings one, or use --transport torch "
-            "or virtual, which need none"
+            f"no mpiexec found: {how_to_install('hocket-core', 'mpi')} installs one, or use --transport torch or "
+            "virtual, which do not need it"
         )
     answer = subprocess.run(
         [path, "--version"], env={**os.environ, **home()}, capture_output=True, text=True, check=False
@@ -155,5 +155,5 @@ def find_mpiexec() -> Mpiexec:
         version = re.search(r"Version:\s*(\S+)", text)
         return Mpiexec(path, "mpich", f"MPICH {version.group(1) if version else ''}".strip())
     raise UserError(
-        f"{path} is neither Open MPI's nor MPICH's: {text.splitlines()[0] if text else 'it printed nothing'}"
+        f"{path} is neither of Open MPI nor of MPICH: {text.splitlines()[0] if text else 'it printed nothing'}"
     )

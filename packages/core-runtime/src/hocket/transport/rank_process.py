@@ -107,8 +107,8 @@ def allow_files(ranks: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise UserError(
-            f"a process of a job of {ranks} ranks has up to {needed} files and connections open, and this one may "
-            f"open {hard}: `ulimit -n {needed}` before the command, or in /etc/security/limits.conf, lets it"
+            f"a process of a job of {ranks} ranks opens up to {needed} files and connections, but this one may open "
+            f"{hard}: raise the limit by `ulimit -n {needed}` before the command, or in /etc/security/limits.conf"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
@@ -125,9 +125,9 @@ def check_memory(ranks: int) -> None:
     most = available // _MEMORY_EACH
     if ranks > most:
         raise UserError(
-            f"{ranks} ranks take {ranks * _MEMORY_EACH / 1e9:,.0f} GB of memory and more, and this host has "
-            f"{available / 1e9:,.1f} GB left, enough for {most}: start fewer, on more hosts (--hosts), or as threads "
-            "of one process (--transport virtual)"
+            f"{ranks} ranks take {ranks * _MEMORY_EACH / 1e9:,.0f} GB of memory or more, but this host has "
+            f"{available / 1e9:,.1f} GB left, enough for {most}: start fewer ranks, use more hosts (--hosts), or "
+            "threads of one process (--transport virtual)"
         )
 
 

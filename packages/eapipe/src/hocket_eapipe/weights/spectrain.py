@@ -34,13 +34,13 @@ class SpecTrain(Newest):
         optimizer = part.session.optimizer
         if type(optimizer) is not torch.optim.SGD or any(not g["momentum"] for g in optimizer.param_groups):
             raise AttachError(
-                f"SpecTrain predicts weights from the momentum of torch's SGD, and the optimizer is "
-                f"{type(optimizer).__name__} without it: use SGD with momentum, or another policy"
+                "SpecTrain predicts weights from the momentum of torch's SGD, but the optimizer is "
+                f"{type(optimizer).__name__} without momentum: use SGD with momentum, or another policy"
             )
         if part.session.phase.terms is not None:
             raise CompositionError(
-                "SpecTrain predicts weights from the optimizer's momentum, which the compressor of gradients.0 has "
-                "taken over: use one without momentum correction, or another policy"
+                "SpecTrain predicts weights from the optimizer's momentum, but the compressor of gradients.0 "
+                "applies it instead: use a compressor without momentum correction, or another policy"
             )
         self._names = {parameter: name for name, parameter in self._parameters.items()}
         self._working = {name: copied(p).requires_grad_(False) for name, p in self._parameters.items()}

@@ -134,8 +134,8 @@ class Epochs:
         self._current.trained = True
         if self._current.evaluates and self._to_continue is not None:
             raise UserError(
-                "this loop over session.data trains, and began with the model in eval mode. So it has not continued "
-                "the pass of the checkpoint: call model.train() before the loop"
+                "this loop over session.data trains, but began with the model in eval mode, so it did not continue "
+                "the checkpoint's pass over the data: call model.train() before the loop"
             )
 
     def _supersede(self) -> None:
@@ -179,7 +179,7 @@ class Epochs:
             if not early:
                 raise
             raise ExchangeTimeoutError(
-                f"rank {peer.rank} left the loop {where}, and others are still in it: {error}. {_TOGETHER}"
+                f"rank {peer.rank} left the loop {where}, but other ranks are still in it: {error}. {_TOGETHER}"
             ) from error
         while _some_still_read(gathered):
             gathered = gather(peer, [batch, call], what=f"{'left' if early else 'ended'} the loop {where}")
@@ -189,9 +189,8 @@ class Epochs:
         if len(calls) > 1:
             each = ", ".join(f"{other} on {number_ranks(ranks)}" for other, ranks in calls.items())
             raise UserError(
-                f"after the loop over session.data ranks make different calls: {each}. All ranks have to make "
-                "collective calls: take them out of `if session.is_main`, and keep there only what one rank does with "
-                "the result"
+                f"after the loop over session.data, ranks make different calls: {each}. All ranks must make "
+                "collective calls: move them out of `if session.is_main`, and keep only the use of the result inside"
             )
 
     def goes_on(self, peer: Peer, current: Cursor) -> bool:
@@ -213,9 +212,9 @@ class Epochs:
             self.believes_lengths = False
             if peer.rank == 0:
                 _log.warning(
-                    "the loaders of session.data have at most %d batches in this pass, and %d by their len(): in the "
-                    "steps after those no rank had a batch, and nothing was trained. From now on ranks ask each other "
-                    "before each batch, which takes time. Correct __len__",
+                    "the loaders of session.data gave at most %d batches in this pass, but their len() is %d: in "
+                    "the steps after those no rank had a batch, so nothing was trained. From now on ranks ask each "
+                    "other before each batch, which takes time. Correct __len__",
                     longest,
                     batch,
                 )

@@ -178,9 +178,9 @@ class LoaderCursor(Cursor):
             self._stateful.load_state_dict(saved["loader"])
             if getattr(self._loader, "num_workers", 0) and self.reading.rank == 0:
                 _log.warning(
-                    "the loader (%s) goes on where its own state_dict says, which does not hold what its workers draw: "
-                    "samples that draw (augmentation) differ from those of a run that was not interrupted. With "
-                    "torch's DataLoader, or without workers, they are the same",
+                    "the loader (%s) continues from its own state_dict, which lacks its workers' random state: "
+                    "random augmentation differs from that of an uninterrupted run. With torch's DataLoader, or "
+                    "without workers, it is the same",
                     type(self._loader).__name__,
                 )
         with self.reading:
@@ -267,8 +267,8 @@ def warn_of_shares(gathered: Sequence[tuple[int, int | None]]) -> None:
             everyone = len(same) == len({share for share, _ in gathered})
             who = f"all {len(gathered)} ranks" if everyone else f"ranks {', '.join(map(str, same))}"
             _log.warning(
-                "%s are given the same batches: use hocket.loader, or session.data(loader, same_batches=True) where "
-                "that is meant",
+                "%s get the same batches: use hocket.loader, or session.data(loader, same_batches=True) if you mean "
+                "that",
                 who,
             )
 

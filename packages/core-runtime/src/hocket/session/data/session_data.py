@@ -126,8 +126,8 @@ class SessionData:
             name = getattr(self._weight, "__qualname__", repr(self._weight))
             raise UserError(
                 f"rank {self._session.rank}: the weight of batch {current.num_steps} of this pass over session.data, "
-                f"at step {self._session.step}, is {given!r}, which weight={name} returned: let it return how much the "
-                "batch counts relative to 1, a finite number, 0 or more"
+                f"at step {self._session.step}, is {given!r}, from weight={name}: return a finite number, 0 or more, "
+                "where 1 is the weight of a usual batch"
             )
         return weight
 
@@ -135,8 +135,8 @@ class SessionData:
         """Warn of an empty pass, and of batches that could not be weighed, at a pass's end."""
         if current.num_steps == 0:
             _log.warning(
-                "rank %d: a pass over session.data gave no batch on any rank. An iterator (zip, map, a generator) can "
-                "be read once only: make it anew for each pass",
+                "rank %d: a pass over session.data gave no batch on any rank. An iterator (zip, map, a generator) "
+                "can be read only once: create a new one for each pass",
                 self._session.rank,
             )
         elif current.reading.unweighed and self._weight is None:
@@ -194,7 +194,7 @@ class SessionData:
     def _warn_of_length(self, current: Cursor, length: int | None) -> None:
         if current.following is not END:
             _log.warning(
-                "rank %d: the loader of session.data has more batches than its len(), %s, says: they are read, and the "
+                "rank %d: the loader of session.data has more batches than its len(), %s. They are read, but the "
                 "ranks ask each other before each of them, which takes time. Correct its __len__",
                 self._session.rank,
                 length,
@@ -260,7 +260,7 @@ class SessionData:
         sent = peer.allgather_bytes(b"!" + refusal.encode() if refusal else b"=" + mine)[lender]
         if sent[:1] == b"!":
             raise UserError(
-                "a rank has no batch of its own in this pass over session.data, and cannot be lent the one of rank "
+                "a rank has no batch of its own in this pass over session.data, and cannot use the batch of rank "
                 f"{lender}: {sent[1:].decode()}"
             )
         self._borrowed = unpack(sent[1:])

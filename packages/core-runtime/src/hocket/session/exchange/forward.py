@@ -79,7 +79,7 @@ class ForwardMerge:
             opened = self._exchange.opened
             if opened.peer.rank == 0:
                 _log.warning(
-                    "%s: overlap: forward is carried out as overlap: none from now on: %s",
+                    "%s: from now on overlap: forward works like overlap: none, because %s",
                     opened.exchange.name,
                     why,
                 )
@@ -95,7 +95,7 @@ class ForwardMerge:
         """Find parameters that were read before they were merged, by their gradients; before each step."""
         if self._exchange.due:
             self._merge_at_steps_end(
-                "a step comes without a forward of the model since the last one (is it called as model(x)?)"
+                "a step came without a forward of the model since the last step (is it called as model(x)?)"
             )
         if not self._unreached:
             return

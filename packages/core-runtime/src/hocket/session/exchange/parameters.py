@@ -211,7 +211,7 @@ class ParameterMix:
             return
         if not outer.additive:
             _log.warning(
-                "%s: %s steps with momentum, so the ranks' distances that are left in residuals are dropped",
+                "%s: %s steps with momentum, so values still in residuals are dropped at this change",
                 opened.exchange.name,
                 component_name(outer),
             )
@@ -383,8 +383,8 @@ class ParameterMix:
         if names:
             whose = " and ".join(str(self.opened.ranks[rank]) for rank in ranks)
             raise NonFiniteError(
-                f"parameter {some(names)} of rank {whose} is NaN or Inf after step {self._step}, where "
-                f"{self.opened.exchange.name} sends it: lower the learning rate, or clip gradients"
+                f"parameter {some(names)} of rank {whose} is NaN or Inf after step {self._step}, and "
+                f"{self.opened.exchange.name} is about to send it: lower the learning rate, or clip gradients"
             )
 
 

@@ -196,7 +196,7 @@ class PhaseOpener:
         if left and exchange.outer is not None and self._island.is_main and self._peer.size > 1:
             cure = f": {exchange.name}.buffers=mean averages them with the outer parameters"
             _log.warning(
-                "%s: the model's %d buffers (BatchNorm's statistics) stay each rank's own until a consensus%s",
+                "%s: the model's %d buffers (BatchNorm's statistics) differ between ranks until a consensus%s",
                 exchange.name,
                 len(left),
                 ""

@@ -121,8 +121,8 @@ class Phases:
         for name, steps in self.active.parameters.outer_steps().items():
             if steps and self._replica.ranks.island.is_main:
                 _log.warning(
-                    "%s: the next phase begins with the outer parameters, without what ranks have trained in up to %d "
-                    "steps since they were last sent: let phases begin after a step in which it takes place",
+                    "%s: the next phase begins with the outer parameters, so up to %d steps of training since the "
+                    "last exchange are lost: let phases begin right after a step with this exchange",
                     name,
                     steps,
                 )
@@ -208,9 +208,8 @@ class Phases:
         differences = differing(self._replica.ranks.island.everyone, facts, call)
         if differences and self._replica.ranks.island.is_main:
             _log.warning(
-                "the ranks' optimizers step differently at step %d, and their replicas are averaged all the same, so "
-                "that each counts as much: let schedulers follow what all ranks have alike (the mean of their "
-                "losses):\n%s",
+                "the ranks' optimizers step differently at step %d, but their replicas are still averaged with "
+                "equal weights: let schedulers follow a value that all ranks share (the mean of their losses):\n%s",
                 step,
                 differences,
             )

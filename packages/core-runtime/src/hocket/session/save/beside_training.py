@@ -122,7 +122,7 @@ class BesideTraining:
         """Warn of a save under way when the process ends, in a script that closes no session."""
         if self._acts is not None and self._lane.rank == 0:
             _log.warning(
-                "the checkpoint of step %d, written beside training, is not complete as this process ends: call "
+                "this process ends before the checkpoint of step %d is complete, which a thread writes: call "
                 "session.close(), which waits for it, or train within `with session:`",
                 self._saved_at,
             )
@@ -142,8 +142,8 @@ class BesideTraining:
             if not isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(
-                f"the checkpoint of step {self._saved_at}, written beside training, has failed: {error}. Training is "
-                "unharmed, and the last complete checkpoint stands: mend that, and save again"
+                f"the thread that writes the checkpoint of step {self._saved_at} failed: {error}. Training is not "
+                "affected, and the last complete checkpoint is kept: fix the cause, and save again"
             ) from error
         try:
             following = acts.send(results)

@@ -94,8 +94,8 @@ def _check_strides(
     differing = [name for name in {**now, **then} if now.get(name) != then.get(name)]
     if differing:
         raise CheckpointError(
-            f"{exchange}: parameter {differing[0]} lies in memory in another order than when this was "
-            f"saved (channels_last?): strides {now.get(differing[0], 'of its axes in order')}, and "
-            f"{then.get(differing[0], 'of its axes in order')} then. What the exchange keeps is in that order: "
-            "give the model the memory format that it had, before attach"
+            f"{exchange}: parameter {differing[0]} has another memory format than when it was saved "
+            f"(channels_last?): strides {now.get(differing[0], 'of its axes in order')} now, "
+            f"{then.get(differing[0], 'of its axes in order')} then. The saved state of the exchange has that "
+            "format: give the model the same memory format before attach"
         )

@@ -108,7 +108,7 @@ def _check(session: EngineSession, export: Export) -> None:
     model = unwrapped(session.model)
     if export.format == "hf" and not hasattr(model, "save_pretrained"):
         raise CheckpointError(
-            f"session.export: {type(model).__name__} has no save_pretrained, which format='hf' calls: take "
+            f"session.export: {type(model).__name__} has no save_pretrained, which format='hf' needs: use "
             "format='safetensors', or give a model of transformers, peft or huggingface_hub's PyTorchModelHubMixin"
         )
     for each in export.also:
@@ -118,8 +118,8 @@ def _check(session: EngineSession, export: Export) -> None:
             )
     if session.island.own is not None and export.format == "dcp" and _dcp_team(session, export) is None:
         raise CheckpointError(
-            "session.export: dcp is written by all ranks of torch.distributed together, and these hold several "
-            "replicas, or a part of them: take safetensors or hf"
+            "session.export: format dcp needs one replica over all ranks of torch.distributed, but these ranks hold "
+            "several replicas or only part of one: use safetensors or hf"
         )
 
 
@@ -301,8 +301,8 @@ def write_pretrained(
     if own.keys() != state.keys() or any(map(is_sharded, own.values())):
         if "state_dict" not in accepted and not takes_any:
             raise CheckpointError(
-                f"{type(model).__name__}.save_pretrained takes no state_dict, and the model is sharded or compiled in "
-                "parts: take format='safetensors'"
+                f"{type(model).__name__}.save_pretrained does not take a state_dict, which a sharded or partly "
+                "compiled model needs: use format='safetensors'"
             )
         given["state_dict"] = dict(state)
     if max_shard_bytes is not None and ("max_shard_size" in accepted or takes_any):
@@ -310,6 +310,6 @@ def write_pretrained(
     model.save_pretrained(str(folder), **given)
     if not any(path.suffix in (".safetensors", ".bin") for path in folder.rglob("*")):
         raise CheckpointError(
-            f"{type(model).__name__}.save_pretrained has written no weights on this rank, as transformers does on all "
-            "but rank 0 of torch.distributed: take format='safetensors' for replicas"
+            f"{type(model).__name__}.save_pretrained wrote no weights on this rank, because transformers writes on "
+            "rank 0 of torch.distributed only: use format='safetensors'"
         )

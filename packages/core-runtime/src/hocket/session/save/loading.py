@@ -95,7 +95,8 @@ class Loading:
             return Resumed(None, session.step, session.epochs.ended, exact=True)
         others = f", {some([path.name for path, _ in passed[1:]])}" if passed[1:] else ""
         raise DamagedError(
-            f"{passed[0][1]}; no other is whole{others}: put the files back, or begin anew in another folder"
+            f"{passed[0][1]}; no other checkpoint is complete{others}: restore the files, or start again in another "
+            "folder"
         )
 
     def _find(self, missing: str) -> list[Path]:
@@ -236,19 +237,19 @@ class Loading:
         if manifest.ranks != self._peer.size:
             reason = why_no_mean(files, "optimizer")
             _log.warning(
-                "%s is of %d ranks, but %d ranks run: they continue from the replicas' mean, %s the optimizer's "
-                "state%s; the pass over the data that was under way begins again, with new random draws, and the state "
-                "of exchanges is dropped%s. An epoch has another number of steps: check schedulers and all else "
-                "that counts steps",
+                "%s was saved by %d ranks, but %d ranks run: they continue from the replicas' mean, %s the "
+                "optimizer's state%s. The interrupted pass over the data begins again, with new random draws; the "
+                "state of exchanges is dropped%s. An epoch now has another number of steps: check schedulers and "
+                "everything else that counts steps",
                 path,
                 manifest.ranks,
                 self._peer.size,
                 "without" if reason else "with the mean of",
                 f" ({reason})" if reason else "",
-                " but for outer parameters" if self._session.strategy.at(self._session.step).outer else "",
+                " except for outer parameters" if self._session.strategy.at(self._session.step).outer else "",
             )
 
 
 def _warn_of_incomplete(folder: Path) -> None:
     for left in folders.incomplete(folder):
-        _log.warning("%s is incomplete, as a save or a copy was cut off: it is left out", left)
+        _log.warning("%s is incomplete, because a save or a copy was cut off: it is skipped", left)

@@ -72,7 +72,7 @@ def _look(state: object) -> None:
             _watched.discard(session)
             _log.warning(
                 "torch.distributed.checkpoint saves the model outside of session.consensus(), at step %d: replicas "
-                "differ, and it takes each tensor, or shard, from whichever rank has less to write, so that the files "
-                "mix them. Save `with session.consensus():`, or by session.export(folder, format='dcp')",
+                "differ, and it takes each tensor or shard from whichever rank has less to write, so the files mix "
+                "replicas. Save `with session.consensus():`, or by session.export(folder, format='dcp')",
                 session.step,
             )

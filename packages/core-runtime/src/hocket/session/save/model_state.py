@@ -129,7 +129,7 @@ def _require_fit(
         *([some(shapes)] if shapes else []),
     ]
     if problems:
-        raise CheckpointError(f"{where} is of another model: {'; '.join(problems)}")
+        raise CheckpointError(f"{where} holds another model: {'; '.join(problems)}")
 
 
 def _with_near(names: Sequence[str], others: Sequence[str]) -> str:

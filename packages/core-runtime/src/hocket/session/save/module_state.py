@@ -31,12 +31,12 @@ def load_extra_states(model: nn.Module, states: Mapping[str, object], where: str
     for name, module in _with_extra_state(model):
         what = f"{where}: extra state of module {name!r}"
         if name not in states:
-            raise CheckpointError(f"{what} is missing: the model was another one when it was saved")
+            raise CheckpointError(f"{what} is missing: another model was saved")
         try:
             module.set_extra_state(states[name])
         except Exception as error:
             raise CheckpointError(
-                f"{what}: {type(module).__name__} does not take it: {type(error).__name__}: {error}"
+                f"{what}: {type(module).__name__} refuses it: {type(error).__name__}: {error}"
             ) from error
 
 

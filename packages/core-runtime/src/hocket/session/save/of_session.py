@@ -30,8 +30,8 @@ def of_this_place(session: EngineSession, files: Sequence[StateFile]) -> Sequenc
     for file, (_, saved_size) in zip(files, saved, strict=True):
         if saved_size != size:
             raise CheckpointError(
-                f"{file.path}: saved by {_islands(saved_size)}, and this session has {_islands(size)}: shard the "
-                "model as it was, or go by torch.distributed.checkpoint, saved within session.consensus()"
+                f"{file.path}: saved by {_islands(saved_size)}, but this session has {_islands(size)}: shard the "
+                "model as before, or use torch.distributed.checkpoint, saved within session.consensus()"
             )
     found = [file for file, (saved_place, _) in zip(files, saved, strict=True) if saved_place == place]
     if not found:
@@ -63,7 +63,7 @@ def require_fit(
     )
     if more.keys() != set(file.keys("more")):
         saved, given = (", ".join(sorted(names)) or "nothing" for names in (file.keys("more"), more))
-        raise CheckpointError(f"{where} holds, beside model and optimizer, {saved}; session.load got {given}")
+        raise CheckpointError(f"{where} holds {saved} besides model and optimizer; session.load got {given}")
 
 
 def _islands(size: int) -> str:
@@ -91,6 +91,6 @@ def _compare(what: str, expected: Mapping[str, object], found: Mapping[str, obje
         others = f" ({len(differing) - 1} more differ)" if len(differing) > 1 else ""
         raise CheckpointError(
             f"{what}{key and ': '}{key}: this session has {expected.get(key, 'nothing')}, the checkpoint "
-            f"{found.get(key, 'nothing')}{others}: go on with what it was saved with{also}, or begin anew in "
-            "another folder"
+            f"{found.get(key, 'nothing')}{others}: continue with the saved setting{also}, or start again in another "
+            "folder"
         )

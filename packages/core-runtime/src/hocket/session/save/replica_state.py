@@ -257,7 +257,7 @@ def _refusing(who: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise CheckpointError(f"{who} does not take it: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"{who} refuses it: {type(error).__name__}: {error}") from error
 
 
 def push_sums_in(file: StateFile) -> dict[str, tuple[str | None, float]]:

@@ -149,8 +149,8 @@ class ProcessSignals:
             self._listener = Listener(self._heard, self._asked_elsewhere)
         elif self._listener is None and point.session.rank == 0:
             _log.warning(
-                "session.save_on_signal: signals cannot be handled here: only a process's main thread can do so, and "
-                "this is another one. Virtual ranks of `hocket run` do handle them"
+                "session.save_on_signal: only the main thread of a process can handle signals, and this is another "
+                "thread. Virtual ranks of `hocket run` can handle them"
             )
 
     def forget(self, point: SavePoint) -> None:

@@ -150,8 +150,8 @@ class Account:
         if spoiled and self._undone and not self._can_undo:
             self._can_undo = True
             _log.warning(
-                "a step with NaN or Inf was left out, by a GradScaler or by the training loop, after residuals had "
-                "been sent in it: they are lost. From now on they are kept; on_nonfinite='skip' does it from the start"
+                "a GradScaler or the training loop skipped a step with NaN or Inf that had already sent residuals, "
+                "which are lost. From now on they are kept; on_nonfinite='skip' keeps them from the start"
             )
         for packing in self._undone:
             packing.keep(self._can_undo)

@@ -170,7 +170,7 @@ class GradientSync:
     def _begin_backward(self) -> None:
         if is_nested_backward():
             raise AttachError(
-                "a backward was called inside another one (checkpoint with use_reentrant=True?), so it is unknown "
+                "a backward ran inside another one (checkpoint with use_reentrant=True?), so Hocket cannot know "
                 "when gradients are complete. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False), "
                 "which gives the same gradients"
             )
@@ -202,9 +202,9 @@ class GradientSync:
         """
         if self._island.gathers:
             raise SessionError(
-                f"rank {self._island.everyone.rank}: backward() came twice before optimizer.step(), and FSDP adds the "
-                "second's gradients to what the first has exchanged, of which compressors keep a part: put all but the "
-                "last backward of a step into session.accumulate(), or take a strategy without a compressor (sgd, agd)"
+                f"rank {self._island.everyone.rank}: backward() ran twice before optimizer.step(), but FSDP adds the "
+                "second's gradients to those that the first already exchanged and compressed: put all but the last "
+                "backward of a step into session.accumulate(), or use a strategy without a compressor (sgd, agd)"
             )
         if self.terms is not None:
             self.terms.note_another_round()
@@ -212,8 +212,8 @@ class GradientSync:
     def _begin_round(self, contribution: Contribution, loss_scale: float = 1.0) -> None:
         if not all(opened.idle for opened in self._exchanges):
             raise HocketError(
-                "the last backward() failed after it had begun to send gradients: this rank cannot go on training "
-                "with the others"
+                "the last backward() failed after it had begun to send gradients, so this rank cannot continue "
+                "training with the others"
             )
         self._loss_scale = loss_scale
         if self._agreement is not None:

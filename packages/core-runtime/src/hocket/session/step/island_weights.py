@@ -144,7 +144,7 @@ def _weighed(output: Any, weight: float) -> Any:
     replaced = within(output)
     if not found:
         raise SessionError(
-            f"a batch counts {weight:g} of one, and the model returns {type(output).__name__}, in which no tensor is "
-            "found whose gradient could count so: return tensors, or mappings, sequences or dataclasses of them"
+            f"a batch has weight {weight:g}, but Hocket finds no tensor to weight in the model's output, "
+            f"{type(output).__name__}: return tensors, or mappings, sequences or dataclasses of tensors"
         )
     return replaced

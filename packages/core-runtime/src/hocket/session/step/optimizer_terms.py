@@ -106,10 +106,9 @@ class AppliedTerms:
             return
         self._warned_of_rounds = True
         _log.warning(
-            "rank %d: backward() came twice before optimizer.step(), and compressor %s applies momentum before it "
-            "sends: between the two p.grad holds velocity, not the gradient alone. The steps are right; a "
-            "program that reads p.grad there (SAM, FGM, gradient surgery) gets other numbers. %s leaves momentum to "
-            "the optimizer",
+            "rank %d: backward() ran twice before optimizer.step(), and compressor %s applies momentum before it "
+            "sends: between the two, p.grad holds velocity, not the gradient. The steps are right, but code that "
+            "reads p.grad there (SAM, FGM, gradient surgery) gets other numbers. %s leaves momentum to the optimizer",
             self._peer.rank,
             component_name(self._packing.compressor),
             self._cure(),
@@ -212,9 +211,9 @@ class AppliedTerms:
             compressor = component_name(self._packing.compressor)
             name = next(name for name, each in self._parameters.items() if each is late[0])
             _log.warning(
-                "rank %d: the optimizer's momentum of %s was cleared or written between backward() and "
-                "optimizer.step(), but compressor %s had already applied the old one: the new one counts from the next "
-                "step on. Change it before backward(); or %s leaves momentum to the optimizer",
+                "rank %d: the optimizer's momentum of %s was changed between backward() and optimizer.step(), but "
+                "compressor %s had already applied the old momentum: the new one takes effect in the next step. "
+                "Change it before backward(); or %s leaves momentum to the optimizer",
                 self._peer.rank,
                 name,
                 compressor,
@@ -263,8 +262,8 @@ class AppliedTerms:
         if not self._warned_of_shares and self._peer.size > 1 and not self._optimizers.is_saving:
             self._warned_of_shares = True
             _log.warning(
-                "rank %d: optimizer.state_dict() has the momentum of this rank's own gradients, as a compressor keeps "
-                "a share on each rank: save it on every rank and load each rank's own, or use session.save",
+                "rank %d: optimizer.state_dict() holds only this rank's part of the momentum, because a compressor "
+                "keeps a part on each rank: save it on every rank and load each rank's own, or use session.save",
                 self._peer.rank,
             )
         self._take_written()

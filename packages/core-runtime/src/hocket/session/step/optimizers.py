@@ -206,8 +206,8 @@ class Optimizers:
         pairs = zip_longest(now, self._groups)
         number = next(number for number, (size, before) in enumerate(pairs) if size != before)
         raise ReplacedError(
-            f"group {number} of the optimizer's parameters is not as it was at attach (add_param_group?): parameters "
-            "added later would be trained on this rank alone. Close the session and attach again"
+            f"group {number} of the optimizer's parameters changed after attach (add_param_group?): parameters added "
+            "later would be trained on this rank only. Close the session and attach again"
         )
 
     def _before(
@@ -272,9 +272,9 @@ def stepped_by(optimizer: Optimizer) -> Optimizer:
         if isinstance(value, Optimizer) and value is not optimizer:
             return stepped_by(value)
     raise AttachError(
-        f"the optimizer ({type(optimizer).__name__}) was made without torch.optim.Optimizer.__init__, so that its "
-        "steps cannot be noticed, and it holds no other optimizer: call super().__init__(params, defaults) in "
-        "its __init__, or attach the optimizer that it steps"
+        f"the optimizer ({type(optimizer).__name__}) was made without torch.optim.Optimizer.__init__, so Hocket "
+        "cannot see its steps: call super().__init__(params, defaults) in its __init__, or attach the optimizer "
+        "that it steps"
     )
 
 

@@ -74,8 +74,8 @@ class OwnCopies:
             if names:
                 self._has_warned = True
                 _log.warning(
-                    "%s keeps a copy of its own of the weights (%s), which exchanges of parameters do not reach: if it "
-                    "steps from there, the next step undoes the ranks' average. Exchange gradients instead "
+                    "%s keeps its own copy of the weights (%s), which exchanges of parameters do not change: if it "
+                    "steps from that copy, the next step undoes the ranks' average. Exchange gradients instead "
                     "(sgd, agd), or use an optimizer that steps the parameters themselves",
                     type(optimizer).__name__,
                     ", ".join(names),

@@ -27,11 +27,12 @@ class SessionState(Enum):
 IDLE, ACCUMULATED, EXCHANGED, STEPPED, CONSENSUS, BROKEN, CLOSED = SessionState
 
 _CURES = {
-    BROKEN: "an error ended this session, and the other ranks may have gone on: attach again",
+    BROKEN: "an error ended this session, and other ranks may have continued: attach again",
     CLOSED: "this session is closed: attach again, or make the call before close()",
-    CONSENSUS: "the model holds the replicas' mean within `with session.consensus()`, and gets this "
-    "rank's own replica back at its end, so that a step there would be lost, as would a load, and a save would write "
-    "the mean: do it after",
+    CONSENSUS: (
+        "within `with session.consensus()` the model holds the replicas' mean, so a step or a load would be lost, "
+        "and a save would write the mean: do it after the block"
+    ),
 }
 
 #: `look` and `train` are calls that change no state, of which `train` needs the trained replica; `begin` is the start

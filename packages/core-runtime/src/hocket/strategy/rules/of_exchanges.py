@@ -67,8 +67,8 @@ def thread_fits_collective(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "progress",
-            f"{title_of(exchange.collective)} is advanced by the training thread, or brings its own schedule: use "
-            "inline, or gossip",
+            f"{title_of(exchange.collective)} runs in the training thread, or has its own schedule: use inline, or "
+            "gossip",
         )
 
 
@@ -81,16 +81,16 @@ def collective_carries_compressor(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(exchange.collective)} sends values whole: use none, or a collective that carries messages "
+            f"{title_of(exchange.collective)} sends uncompressed values: use none, or a collective that can compress "
             "(allreduce, sparse_allreduce, gossip)",
         )
     elif messages is Messages.SUMMED and not exchange.compressor.traits.reducible:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(exchange.collective)} combines messages in flight, and those of "
-            f"{title_of(exchange.compressor)} cannot be added as they are: use a collective that gathers "
-            "(sparse_allreduce, gossip), or compressor none",
+            f"{title_of(exchange.collective)} adds messages on their way, but messages of "
+            f"{title_of(exchange.compressor)} cannot be added: use a collective that gathers (sparse_allreduce, "
+            "gossip), or compressor none",
         )
 
 
@@ -121,8 +121,8 @@ def other_bases_are_gathered(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "collective",
-            f"{title_of(compressor)} sends messages in another basis, which {title_of(exchange.collective)} would turn "
-            "into values one by one: use sparse_allreduce",
+            f"{title_of(compressor)} transforms values before it sends them, and {title_of(exchange.collective)} "
+            "would transform each message back: use sparse_allreduce",
         )
 
 
@@ -139,7 +139,7 @@ def topology_where_asked_for(exchange: Exchange) -> Iterator[Refusal]:
     needs = exchange.collective.traits.needs_topology
     title = title_of(exchange.collective)
     if needs and exchange.topology is None:
-        yield refuse(exchange, "topology", f"{title} needs one: for instance topology: complete")
+        yield refuse(exchange, "topology", f"{title} needs a topology, for instance topology: complete")
     if not needs and exchange.topology is not None:
         yield refuse(
             exchange,
@@ -157,15 +157,15 @@ def gossip_averages(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "topology",
-            f"the weights of a rank's result over {title_of(topology)} do not add up to 1, so it is no average: use "
-            "push_sum: true with it, or one of ring, exponential and random_matching",
+            f"the weights of a rank's result over {title_of(topology)} do not add up to 1, so the result is not an "
+            "average: use push_sum: true, or one of ring, exponential and random_matching",
         )
     elif exchange.slot == GRADIENTS:
         yield refuse(
             exchange,
             "topology",
-            f"push-sum divides parameters by a weight, and gradients have none; without it {title_of(topology)} does "
-            "not average: use one of ring, exponential and random_matching",
+            f"{title_of(topology)} averages only with push-sum, which works for parameters, not for gradients: use "
+            "one of ring, exponential and random_matching",
         )
 
 
@@ -178,8 +178,8 @@ def parameters_keep_what_is_not_sent(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(exchange.compressor)} keeps what it does not send for later, and parameters hold it anyway: "
-            "use it in gradients, or shared_random here",
+            f"{title_of(exchange.compressor)} keeps unsent values for later, but parameters already hold them: use "
+            "it in gradients, or shared_random here",
         )
 
 
@@ -193,8 +193,8 @@ def summed_parameters_are_of_all(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(exchange.collective)} gives no mean of parameters that {title_of(compressor)} sends on some "
-            "ranks only: use shared_random, by which all ranks send the same",
+            f"{title_of(exchange.collective)} cannot average parameters if ranks send different ones, as with "
+            f"{title_of(compressor)}: use shared_random, where all ranks send the same ones",
         )
 
 
@@ -204,8 +204,8 @@ def push_sum_is_not_compressed(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            "the push-sum weight is of the whole segment, and compressed values are not: use none, or a doubly "
-            "stochastic topology (ring, exponential, random_matching)",
+            "push-sum weighs whole segments, but a compressor sends parts: use none, or a doubly stochastic "
+            "topology (ring, exponential, random_matching)",
         )
 
 
@@ -216,8 +216,8 @@ def preparing_excludes_overlap(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "overlap",
-            f"{title_of(exchange.compressor)} looks at all gradients before the first is sent, so nothing "
-            "is left to overlap with backward: use none",
+            f"{title_of(exchange.compressor)} needs all gradients before it sends the first, so it cannot overlap "
+            "with backward: use none",
         )
 
 
@@ -227,8 +227,8 @@ def preparing_is_of_gradients(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(exchange.compressor)} looks at all gradients of a step, and these are parameters: use it in "
-            "gradients",
+            f"{title_of(exchange.compressor)} needs all gradients of a step, but this exchange sends parameters: use "
+            "it in gradients",
         )
 
 
@@ -243,8 +243,8 @@ def optimizer_terms_with_gradients(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(exchange.compressor)} takes over the optimizer's {terms}, and here its step is already "
-            "taken: use it in gradients",
+            f"{title_of(exchange.compressor)} applies the optimizer's {terms}, but here the optimizer has already "
+            "stepped: use it in gradients",
         )
 
 

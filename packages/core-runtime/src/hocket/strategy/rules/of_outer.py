@@ -28,7 +28,7 @@ def outer_is_of_parameters(exchange: Exchange) -> Iterator[Refusal]:
         "offload": exchange.offload,
     }
     for field in (field for field, is_given in given.items() if is_given):
-        yield refuse(exchange, field, f"{field} is of {PARAMETERS}, which are exchanged there after the step")
+        yield refuse(exchange, field, f"{field} belongs to exchanges of {PARAMETERS}")
 
 
 def offload_is_of_outer(exchange: Exchange) -> Iterator[Refusal]:
@@ -71,15 +71,14 @@ def buffers_are_averaged_by_all(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "buffers",
-            f"{title_of(exchange.collective)} gives ranks no mean of their own that buffers could follow: use "
-            "buffers: own, or collective: allreduce",
+            f"{title_of(exchange.collective)} cannot average buffers: use buffers: own, or collective: allreduce",
         )
     if isinstance(exchange.over, Leaders):
         yield refuse(
             exchange,
             "buffers",
-            "leaders would average theirs, and their groups would not get the result: use buffers: own, or "
-            "over: world",
+            "only leaders would average their buffers, and their groups would not get the result: use buffers: own, "
+            "or over: world",
         )
 
 
@@ -106,8 +105,8 @@ def mixed_outer_is_gossip(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "over",
-            f"with {title} outer parameters differ between ranks, and ranks that lead no group have none for the "
-            "mean: use world or group",
+            f"with {title} outer parameters differ between ranks, and only leaders would have them: use world or "
+            "group",
         )
 
 
@@ -120,8 +119,8 @@ def outer_loses_nothing(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"the part of a rank's distance that {title_of(compressor)} does not send would be lost when the outer "
-            "parameters replace it: use {name: error_feedback, compressor: ...} around it",
+            f"{title_of(compressor)} sends only a part of a rank's distance, and the outer step would lose the rest: "
+            "use {name: error_feedback, compressor: ...} around it",
         )
 
 
@@ -134,23 +133,23 @@ def parameters_themselves_stay_whole(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(compressor)} keeps little of the values, and here these are parameters themselves: use fp16, "
-            "or give the exchange an outer optimizer, by which distances are sent",
+            f"{title_of(compressor)} is too coarse for the parameters themselves: use fp16, or give the exchange an "
+            "outer optimizer, so that it sends distances",
         )
     # A mean of messages is none of parameters that were not sent.
     if traits.messages is Messages.GATHERED and traits.sums:
         yield refuse(
             exchange,
             "collective",
-            f"{title_of(exchange.collective)} gives the mean of sent values, and parameters that were not sent would "
-            "be lost: use it in gradients, or with an outer ({name: sgd, lr: 1.0}), by which distances are sent",
+            f"{title_of(exchange.collective)} averages only sent values, so unsent parameters would be lost: use it in "
+            "gradients, or give an outer ({name: sgd, lr: 1.0}), so that distances are sent",
         )
     if not traits.divides_by_weight:
         yield refuse(
             exchange,
             "collective",
-            f"{title_of(exchange.collective)} adds late contributions to the next round, which for parameters gives "
-            "no mean: use it in gradients, or with an outer ({name: sgd, lr: 1.0}), to send distances",
+            f"{title_of(exchange.collective)} adds late contributions to the next round, which is not a mean of "
+            "parameters: use it in gradients, or give an outer ({name: sgd, lr: 1.0}), so that distances are sent",
         )
 
 
@@ -160,7 +159,7 @@ def delay_hides_by_itself(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "overlap",
-            f"with delay {exchange.delay} the steps that follow hide it, and it needs no {exchange.overlap}: use none",
+            f"delay {exchange.delay} already overlaps the exchange with the following steps: use none",
         )
 
 
@@ -178,8 +177,8 @@ def delay_fits_period(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "merge",
-            f"with delay {exchange.delay} and every {exchange.every} all steps would be sent after the blend that "
-            "overwrites them: use a shorter delay, or merge: add",
+            f"with delay {exchange.delay} and every {exchange.every} the blend would overwrite all steps before they "
+            "are sent: use a shorter delay, or merge: add",
         )
 
 
@@ -190,7 +189,7 @@ def offset_is_within_period(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "offset",
-            f"{exchange.offset} is no part of a period of {every} steps: use less than every",
+            f"{exchange.offset} is outside the period of {every} steps: use 0 or more, and less than every",
         )
 
 
@@ -201,8 +200,8 @@ def stagger_has_steps(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "stagger",
-            f"{cut.count} fragments need as many steps of their own, and every is {every}: use fewer fragments, or a "
-            "longer period",
+            f"{cut.count} fragments need {cut.count} steps, but every is {every}: use fewer fragments, or a longer "
+            "period",
         )
 
 
@@ -215,15 +214,15 @@ def blend_is_of_averages(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "merge",
-            f"{title_of(exchange.collective)} lets others change this rank's parameters at any time, and a blend would "
-            "lose a share of each change: use merge: add, or allreduce or gossip",
+            f"{title_of(exchange.collective)} lets other ranks change parameters at any time, and a blend would lose "
+            "a part of each change: use merge: add, or allreduce or gossip",
         )
     elif traits.ends in {Ends.COPY, Ends.ROOT} or traits.pushes_weight:
         yield refuse(
             exchange,
             "merge",
-            f"the result of {title_of(exchange.collective)} is no average of parameters to blend with: use "
-            "merge: add, or allreduce or gossip without push_sum",
+            f"the result of {title_of(exchange.collective)} is not an average of parameters, so a blend makes no "
+            "sense: use merge: add, or allreduce or gossip without push_sum",
         )
     elif (
         exchange.delay
@@ -245,7 +244,7 @@ def push_sum_is_in_order(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "segments",
-            "push-sum takes parameters that lie side by side: use layers, bytes or model",
+            "push-sum needs segments of adjacent parameters: use layers, bytes or model",
         )
 
 

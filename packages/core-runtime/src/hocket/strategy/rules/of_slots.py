@@ -22,15 +22,15 @@ def gradients_pass_on_segments(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "segments",
-                f"the exchanges of gradients follow each other segment by segment: use {title_of(first.segments)}, as "
-                f"{first.name} does",
+                "exchanges of gradients process the same segments one after the other: use "
+                f"{title_of(first.segments)}, as {first.name} does",
             )
         if exchange.overlap != Overlap.NONE:
             yield refuse(
                 exchange,
                 "overlap",
-                f"each segment goes on when {strategy.gradients[exchange.index - 1].name} is done with it: leave it "
-                f"at none, and choose the overlap in {first.name}",
+                f"each segment continues here when {strategy.gradients[exchange.index - 1].name} has finished it: "
+                f"leave overlap at none, and set it in {first.name}",
             )
         compressor = exchange.compressor
         if compressor is not None and (
@@ -39,8 +39,8 @@ def gradients_pass_on_segments(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "compressor",
-                f"{title_of(exchange.compressor)} works on a rank's own gradients, which {first.name} sends: use it "
-                "there",
+                f"{title_of(exchange.compressor)} needs a rank's own gradients, which only {first.name} sends: use "
+                "it there",
             )
 
 
@@ -64,16 +64,17 @@ def leaders_are_heard(strategy: Strategy) -> Iterator[Refusal]:
                 yield refuse(
                     exchange,
                     "over",
-                    "the other members of the groups would not get the result: let an exchange {collective: broadcast, "
-                    f"over: {flow(group)}, segments: {flow(exchange.segments)}, every: {exchange.every}"
-                    f"{_flow_of_due(exchange)}}} follow",
+                    "only leaders would get the result: add an exchange {collective: broadcast, over: "
+                    f"{flow(group)}, segments: {flow(exchange.segments)}, every: {exchange.every}"
+                    f"{_flow_of_due(exchange)}}} after it",
                 )
             elif following is not None and together and following.segments != exchange.segments:
                 why = "sharded leaders" if exchange.over.sharded else "stagger"
                 yield refuse(
                     following,
                     "segments",
-                    f"with {why}, those of {exchange.name} are broadcast: use {title_of(exchange.segments)}",
+                    f"with {why}, the broadcast needs the segments of {exchange.name}: use "
+                    f"{title_of(exchange.segments)}",
                 )
 
 
@@ -84,7 +85,8 @@ def gradients_begin_with_all(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "over",
-                "the gradients of ranks that lead no group would be lost: begin with an exchange over group or world",
+                "the gradients of ranks that are not leaders would be lost: begin with an exchange over group or "
+                "world",
             )
         if exchange.collective.traits.ends is Ends.COPY:
             yield refuse(
@@ -136,8 +138,8 @@ def own_coordinates_need_an_average(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "compressor",
-                f"with {title_of(exchange.compressor)} each rank sends coordinates of its own, so that replicas never "
-                "agree: use shared_random, or add {collective: allreduce, over: world, every: 100}",
+                f"with {title_of(exchange.compressor)} each rank sends different coordinates, so replicas never "
+                f"become equal: use shared_random, or add {{collective: allreduce, over: world, every: 100}}",
             )
 
 
@@ -149,8 +151,8 @@ def overlap_comes_last(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "overlap",
-                f"{exchange.overlap} leaves it under way when {following} begins: use none here, and overlap the last "
-                "one",
+                f"with {exchange.overlap} it is not complete when {following} begins: use none here, and overlap the "
+                "last exchange",
             )
         if exchange.delay:
             yield refuse(

@@ -147,8 +147,8 @@ def _open(held: HostPeer, backend: Backend, device: str) -> tuple[Store, Process
             held,
             f"rank {held.world_rank}: {lane} ({what})",
             error,
-            f"do ranks reach each other by the interface that {backend.name.upper()}_SOCKET_IFNAME names, or the "
-            "host's name? lanes='host' does without",
+            f"can ranks reach each other over the interface in {backend.name.upper()}_SOCKET_IFNAME, or by the "
+            "host's name? lanes='host' does not need it",
         ) from error
 
 
@@ -186,7 +186,7 @@ def _reached(held: HostPeer, addresses: Sequence[str], port: int) -> str:
             socket.create_connection((address, port), _REACHING_S).close()
             return address
     raise TransportError(
-        f"rank {held.world_rank}: rank {held.world_ranks[0]}'s store for lanes on devices is out of reach at "
-        f"{', '.join(addresses)}, port {port}: does a firewall let all ports pass? lanes='host' needs those of "
-        "HOCKET_PORTS alone"
+        f"rank {held.world_rank}: rank {held.world_ranks[0]}'s store for lanes on devices cannot be reached at "
+        f"{', '.join(addresses)}, port {port}: does a firewall block ports? lanes='host' needs only those of "
+        "HOCKET_PORTS"
     )

@@ -76,10 +76,10 @@ class ProcessGroupLane(Lane):
         self._group = peer.device_group.process_group
 
     def isend(self, data: Buffer, to: int, round: int) -> Request:
-        self._refuse("messages, but for those of an exchange with neighbours")
+        self._refuse("messages, except in an exchange with neighbours")
 
     def irecv(self, data: Buffer, source: int, round: int) -> Request:
-        self._refuse("messages, but for those of an exchange with neighbours")
+        self._refuse("messages, except in an exchange with neighbours")
 
     def iallgather(self, send: Buffer, receive: Buffer) -> Request[list[Array]]:
         self._refuse("messages of different lengths")
@@ -149,7 +149,7 @@ class ProcessGroupLane(Lane):
 
     def _refuse(self, what: str) -> NoReturn:
         raise TransportError(
-            f"rank {self.peer.held.world_rank}: {self.name}: lanes on {self.peer.device} carry no {what}: use "
+            f"rank {self.peer.held.world_rank}: {self.name}: lanes on {self.peer.device} cannot send {what}: use "
             "lanes='host'"
         )
 

@@ -85,5 +85,5 @@ def parse_ports(text: str) -> range:
     """
     found = re.fullmatch(r"\s*(\d{1,9})\s*-\s*(\d{1,9})\s*", text)
     if found is None or not 0 < int(found[1]) <= int(found[2]) <= _LAST_PORT:
-        raise UserError(f"HOCKET_PORTS={text!r} is no range of ports: write for instance 20000-20100")
+        raise UserError(f"HOCKET_PORTS={text!r} is not a range of ports: write for instance 20000-20100")
     return range(int(found[1]), int(found[2]) + 1)

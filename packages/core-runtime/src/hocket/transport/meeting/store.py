@@ -123,7 +123,7 @@ def _try(rendezvous: Rendezvous, what: str, call: Callable[[], object], longest_
         try:
             call()
         except UnicodeError as error:
-            raise _refusal(rendezvous, what, f"that is no host's name: {error}") from error
+            raise _refusal(rendezvous, what, f"that is not a host name: {error}") from error
         except OSError as error:
             fault = error
             if time.monotonic() > end_s:

@@ -176,7 +176,7 @@ class MPILane(ProcessLane):
         if max(lengths) > capacity:
             rank = self.peer.world_ranks[lengths.index(max(lengths))]
             raise TransportError(
-                f"rank {self.peer.world_rank}: {self.name} (allgather): rank {rank} sends {max(lengths)} bytes, where "
+                f"rank {self.peer.world_rank}: {self.name} (allgather): rank {rank} sends {max(lengths)} bytes, but "
                 f"receive has room for {capacity} here: give every rank the same capacity"
             )
         if not fits(receive):

@@ -89,7 +89,7 @@ class VirtualPeer(Peer):
         named = tuple(ranks)
         if len(set(named)) < len(named) or not all(0 <= rank < self.size for rank in named):
             raise TransportError(
-                f"rank {self._station.rank}: {list(named)} is no group of different ranks below {self.size}"
+                f"rank {self._station.rank}: {list(named)} is not a group of different ranks below {self.size}"
             )
         nbytes = 8 * len(named)
         call = Call("group", named, nbytes, self._station.network.allgather_seconds, self._form_groups)

@@ -105,7 +105,9 @@ class Scheduler:
             raise self._ending()
         if task is None or task.rank != rank:
             holder = "none runs" if task is None else f"{task} runs"
-            raise TransportError(f"rank {rank}'s endpoint was used by a thread of no task of it: {holder}")
+            raise TransportError(
+                f"rank {rank}'s endpoint was used by a thread that is not one of its tasks: {holder}"
+            )
         return task
 
     def sleep(self, rank: int, seconds: float) -> None:
