@@ -16,8 +16,6 @@ from hocket.plan.plan import plan
 from hocket.strategy import Exchange, Placement, Strategy
 from hocket.transport.network import NetworkModel
 
-__all__ = ["STEPS", "check_bytes", "check_learns", "check_numbers", "steps_for"]
-
 #: Enough for what one round leaves behind to show in the next ones.
 STEPS = 4
 

@@ -23,17 +23,6 @@ from torch.utils.data import TensorDataset
 import hocket
 from hocket.strategy import Overlap
 
-__all__ = [
-    "Told",
-    "Training",
-    "across_cases",
-    "mpi_cases",
-    "other_cases",
-    "overlap_cases",
-    "recipe_cases",
-    "train",
-]
-
 #: Of one rank: digests of its weights and of the consensus, its losses, the bytes that its session counted.
 Told = tuple[str, str, list[float], float]
 

@@ -31,8 +31,6 @@ from hocket.task import Digits, TaskData
 from hocket.training.startup import defer_dynamo
 from hocket.transport.joining import launched, launched_rank
 
-__all__ = ["FOLDER_VARIABLE", "RECIPES", "STEPS", "Befallen", "processes_of", "trained"]
-
 FOLDER_VARIABLE = "HOCKET_EVENT_JOB"
 STEPS = 24
 _STEP_S = 0.01

@@ -19,8 +19,6 @@ import hocket
 from hocket.checkpoint.folder import complete
 from hocket.training.startup import defer_dynamo
 
-__all__ = ["RANKS", "STRATEGIES", "trained"]
-
 RANKS = 4
 STEPS, SAVE_EVERY = 40, 3
 

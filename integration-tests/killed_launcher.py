@@ -10,8 +10,6 @@ from hocket.transport.job_folder import job_folder, shared_job_folder
 from hocket.transport.launching import launch
 from hocket.transport.mpiexec import find_mpiexec
 
-__all__: list[str] = []
-
 
 def _main(ranks: int, *program: str) -> int:
     command = [sys.executable, *program]

@@ -26,26 +26,6 @@ from hocket.plugin import Kind, Registry, default_registry
 from hocket.plugin.kinds import kind_of_hint
 from hocket.strategy import Overlap, Placement, Strategy, compose
 
-__all__ = [
-    "RANKS",
-    "Cell",
-    "Choice",
-    "accepted",
-    "asks_topology",
-    "choices",
-    "everything",
-    "example_of",
-    "families",
-    "gossip_recipes",
-    "is_repeatable",
-    "recipes",
-    "refused",
-    "shorter_periods",
-    "sized_recipes",
-    "tried",
-    "wrapped",
-]
-
 RANKS = (4, 6)
 
 #: What longer periods are replaced by: one in which fragments of the toy have steps of their own.

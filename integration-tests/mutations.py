@@ -18,8 +18,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MUTATIONS", "Mutation"]
-
 ROOT = Path(__file__).parents[1]
 CORE = "packages/core-runtime/src/hocket"
 TESTS = "packages/core-runtime/tests"

@@ -39,8 +39,6 @@ from hocket.outer.sgd import Sgd
 from hocket.segment.partition import Fragments, Pattern
 from hocket.strategy import Bytes, Exchange, Group, Layers, Leaders, Model, Strategy, World
 
-__all__ = ["NoReferenceError", "Parameters", "reference"]
-
 Vector = NDArray[np.float64]
 
 #: Every parameter begins at a multiple of so many elements of its segment: 64 bytes of float64.

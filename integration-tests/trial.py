@@ -14,19 +14,6 @@ from torch import Tensor, nn
 import hocket
 from hocket.strategy import Strategy
 
-__all__ = [
-    "Batch",
-    "Run",
-    "Told",
-    "Toy",
-    "batches",
-    "flat",
-    "loss_of",
-    "optimizer_for",
-    "train",
-    "train_virtually",
-]
-
 #: Inputs [samples, 6], classes [samples], and whether the layer `beside` is used, bool [].
 Batch = tuple[Tensor, Tensor, Tensor]
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from source_tree import Module, SourceTree
 
-__all__ = ["LONG_FILE", "double_names", "readability", "riddles"]
-
 LONG_FILE, LONG_FUNCTION = 400, 40
 
 #: Parts that override one contract, which may share its name.

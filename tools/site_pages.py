@@ -32,8 +32,6 @@ from hocket.transport.network import NetworkModel
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-__all__ = ["PAGE", "attributes", "configuration", "setup", "with_configuration"]
-
 #: The page that holds the reference of keys.
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-__all__ = ["Module", "SourceTree", "circles"]
-
 
 @dataclass(frozen=True)
 class Module:

@@ -7,8 +7,6 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-__all__ = ["CLASSES", "FEATURES", "SAMPLES", "classified", "drawn", "images", "mlp", "tokens"]
-
 #: Can be shared out among 1, 2 and 3 ranks, for each of the halves too.
 SAMPLES = 12
 FEATURES, CLASSES = 6, 3

@@ -23,23 +23,6 @@ from hocket.errors import AttachError, CompositionError
 from hocket.strategy import Placement, Strategy
 from idioms.side import Ended, Program, Side
 
-__all__ = [
-    "EXACT",
-    "RECIPES",
-    "changes_alone",
-    "drawn_for",
-    "ends_alone",
-    "has_exact",
-    "keeps_frozen",
-    "missing",
-    "names",
-    "needs",
-    "offered",
-    "perform",
-    "program",
-    "strategy",
-]
-
 #: What longer periods are replaced by: a program makes 6 steps or more, and fragments need a step each.
 _PERIODS = (3, 8)
 

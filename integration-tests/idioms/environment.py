@@ -7,8 +7,6 @@ from torch import Tensor
 
 from idioms.batches import drawn
 
-__all__ = ["ACTIONS", "STATES", "pushed", "started"]
-
 STATES, ACTIONS = 3, 2
 
 

@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 import hocket
 from hocket.strategy import Strategy
 
-__all__ = ["Alone", "Ended", "Interrupted", "Program", "Side", "Told", "flat"]
-
 #: What a program tells at its end: what of its numbers is to be compared, by name.
 Told = dict[str, Tensor]
 

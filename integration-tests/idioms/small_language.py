@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["small_language"]
-
 
 def small_language() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel

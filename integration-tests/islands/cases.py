@@ -13,8 +13,6 @@ from torch.nn import functional as F
 
 import hocket
 
-__all__ = ["CASES", "WIDE", "Case", "Net", "batch", "batches_of", "full", "make", "run", "run_whole", "train"]
-
 SAMPLES = 4
 
 

@@ -17,8 +17,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["made", "main"]
-
 
 def made(seed: int) -> nn.Sequential:
     """Return a network of the form of the digits' task: 64 inputs, layers whose rows two ranks do not share evenly."""

@@ -23,8 +23,6 @@ from hocket.session.torch_internals import at_end_of_backward, current_backward
 from islands.cases import OPTIMIZERS, Case, batch, full, make
 from islands.trained import shard
 
-__all__ = ["PROMISES"]
-
 CASE = Case(["sgd"])
 OF_TOKENS = Case(["sgd"], style="sp")
 STYLES = ("nested", "root", "kept")

@@ -15,8 +15,6 @@ from torch.nn import functional as F
 from hocket.api import Task, TaskData, TensorSamples
 from hocket_tasks.transformer import CharacterTransformer
 
-__all__ = ["Characters", "Dropped", "Even", "EvenShort", "Misnamed", "Scaled", "Short", "Uneven"]
-
 #: The last batch of an epoch is uneven, in islands as for whole models, and one of four ranks has nothing to evaluate.
 TRAINED, HELD_OUT = 103, 3
 LENGTH, NUM_CHARACTERS = 8, 13

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from machine.moves import Epoch, Step, Way
 from machine.toy import Batch, batch_of
 
-__all__ = ["Given", "batches_of", "own_batches", "weight_of"]
-
 
 @dataclass(frozen=True)
 class Given:

@@ -32,8 +32,6 @@ from machine.refusals import REFUSALS
 from machine.strategies import STRATEGIES, Entry, Sparse
 from machine.toy import OPTIMIZERS
 
-__all__ = ["SessionMachine"]
-
 _MAX_JOBS = 3
 _SEEDS = st.integers(1, 999)
 _WRAPS = [*[frozenset[str]()] * 5, *map(frozenset, (["called"], ["attached"], ["attached", "called"]))]

@@ -18,8 +18,6 @@ from machine.refusals import REFUSALS
 from machine.script import Saved, Script
 from machine.truth import Truth
 
-__all__ = ["WrongError", "check", "written"]
-
 
 class WrongError(AssertionError):
     """A session that has done something else than it has to."""

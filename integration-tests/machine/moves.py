@@ -5,30 +5,6 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-__all__ = [
-    "Attach",
-    "Close",
-    "Consensus",
-    "Crash",
-    "Epoch",
-    "Freeze",
-    "Hook",
-    "LoadAlone",
-    "Move",
-    "Poison",
-    "Program",
-    "Rebind",
-    "Refuse",
-    "Save",
-    "Settle",
-    "Signal",
-    "Start",
-    "Step",
-    "Swap",
-    "Unfreeze",
-    "Way",
-]
-
 
 class Written:
     """Is written as it would be in a script: without what is as always."""

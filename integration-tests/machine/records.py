@@ -11,8 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-__all__ = ["TOLERANCE", "Records", "difference", "state_of"]
-
 #: Sums come in another order, and optimizers count steps in float32; a wrong number is wrong by far more.
 TOLERANCE = 1e-6
 

@@ -16,8 +16,6 @@ from machine.toy import batch_of, loss_of, optimizers_for
 if TYPE_CHECKING:
     from machine.script import Script
 
-__all__ = ["REFUSALS", "Refusal"]
-
 
 @dataclass(frozen=True)
 class Refusal:

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from machine.strategies import Entry, Mixing, Rule, Sparse
 from machine.toy import Holder, Lookahead, Optimizers, Sam, Toy, optimizers_for
 
-__all__ = ["Exchanges", "Gradients", "Replica"]
-
 #: Of one rank, by parameter.
 Gradients = dict[str, Tensor | None]
 

@@ -44,8 +44,6 @@ from machine.replicas import Replica
 from machine.strategies import STRATEGIES
 from machine.toy import Around, Batch, Sam, ascend, batch_of, hook_on, loss_of, mask_of, within
 
-__all__ = ["Saved", "Script"]
-
 
 @dataclass(frozen=True)
 class Saved:

@@ -16,8 +16,6 @@ from machine.records import Records
 from machine.replicas import Exchanges, Gradients, Replica
 from machine.toy import Sam, ascend, loss_of, mask_of
 
-__all__ = ["FailedError", "Steps"]
-
 
 class FailedError(Exception):
     """A step that has to be an error on all ranks."""

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from hocket.plugin import default_registry
 from hocket.plugin.kinds import Kind
 
-__all__ = ["STRATEGIES", "Entry", "Matrix", "Mixing", "Rule", "Sparse"]
-
 Matrix = NDArray[np.float64]
 
 

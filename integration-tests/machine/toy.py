@@ -10,24 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = [
-    "OPTIMIZERS",
-    "Around",
-    "Batch",
-    "Holder",
-    "Lookahead",
-    "Optimizers",
-    "Sam",
-    "Toy",
-    "ascend",
-    "batch_of",
-    "hook_on",
-    "loss_of",
-    "mask_of",
-    "optimizers_for",
-    "within",
-]
-
 #: Inputs [4, 5], classes [4], and whether the layer `beside` is used.
 Batch = tuple[Tensor, Tensor, bool]
 Optimizers = list[torch.optim.Optimizer]

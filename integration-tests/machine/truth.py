@@ -37,8 +37,6 @@ from machine.steps import FailedError, Steps
 from machine.strategies import STRATEGIES
 from machine.toy import hook_on
 
-__all__ = ["Truth"]
-
 
 @dataclass
 class Saved:

@@ -23,8 +23,6 @@ from netlab_lab.links import Traffic
 from netlab_lab.mpi import by_environment, find_mpiexec, mpiexec_command, ranks_per_host
 from netlab_lab.system import NetlabError, check_system
 
-__all__ = ["main"]
-
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds that a command may take to end by itself after a request.
 _ENDING_TIMEOUT_S = 10.0

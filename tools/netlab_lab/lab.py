@@ -18,8 +18,6 @@ from netlab_lab import links
 from netlab_lab.links import Link, Traffic
 from netlab_lab.system import NetlabError, call
 
-__all__ = ["Lab", "create", "find", "labs", "remove_dead"]
-
 _FOLDER = Path("/run/hocket-netlab")
 _NAMESPACES = Path("/run/netns")
 _SHARED_MEMORY = Path("/dev/shm")

@@ -14,8 +14,6 @@ from typing import Any
 
 from netlab_lab.system import NetlabError, call
 
-__all__ = ["MAX_HOSTS", "NETWORK", "Link", "Traffic", "address", "connect", "parse_rate", "traffic"]
-
 NETWORK = "10.77.0.0/24"
 MAX_HOSTS = 250
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from netlab_lab.lab import Lab
 from netlab_lab.system import NetlabError
 
-__all__ = ["by_environment", "find_mpiexec", "mpiexec_command", "ranks_per_host"]
-
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 # What PyTorch's documentation takes for MASTER_PORT; each lab has it to itself.

@@ -6,8 +6,6 @@ import os
 import shutil
 import subprocess
 
-__all__ = ["NetlabError", "call", "check_system"]
-
 _PROGRAMS = {
     "ip": "iproute2",
     "tc": "iproute2",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CUT", "FOUND"]
-
 #: Yields a line for each thing of a page that does not fit its width, or is too narrow to read.
 CUT = """(() => {
   const cut = [], article = document.querySelector("article"), shown = document.documentElement.clientWidth;

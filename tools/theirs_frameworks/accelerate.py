@@ -22,8 +22,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-__all__ = ["cases", "run"]
-
 SCRIPTS = Path(accelerate.__file__).parent / "test_utils" / "scripts"
 #: Those of other ways to distribute (DeepSpeed, pipelines, FSDP), of notebooks and of GPUs alone are left out.
 CASES = (

@@ -17,8 +17,6 @@ import pytest
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import testing
 
-__all__ = ["cases", "run", "skipped"]
-
 RECIPE = os.environ.get("HOCKET_RECIPE", "sgd").split()
 NOTHING = "NO HOCKET STRATEGY WAS MADE"
 _made: list[int] = []

@@ -23,8 +23,6 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-__all__ = ["cases", "run"]
-
 SCRIPTS = "tests/trainer/distributed/scripts"
 RECIPE = os.environ.get("HOCKET_RECIPE", "sgd").split()
 #: Arguments of `train.py`, as the tests of the same names have them.

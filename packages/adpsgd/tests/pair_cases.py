@@ -26,22 +26,6 @@ from hocket.transport.peer import Peer
 from hocket.transport.virtual import VirtualWorld
 from hocket_adpsgd import pairing
 
-__all__ = [
-    "NUMELS",
-    "Case",
-    "Told",
-    "check",
-    "mean_at_start",
-    "mean_of",
-    "noted",
-    "replay",
-    "simulate",
-    "start_of",
-    "target_of",
-    "train",
-    "train_on",
-]
-
 Array = NDArray[np.float64]
 Event = list[Any]
 Told = list[dict[str, Any]]

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["free_port", "init_gloo", "medians", "run_ranks"]
-
 
 def free_port() -> int:
     """Return a TCP port that nobody uses at this moment."""

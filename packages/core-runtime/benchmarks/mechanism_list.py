@@ -8,8 +8,6 @@ from enum import Enum
 import replacements
 from replacements import Alternative
 
-__all__ = ["MECHANISMS", "Case", "Mechanism", "Model", "Where"]
-
 
 class Where(Enum):
     """Where ranks are: processes of one host, one on each of several hosts with slow links, or threads."""

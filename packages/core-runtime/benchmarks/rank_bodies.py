@@ -12,8 +12,6 @@ from hocket.topology import Exponential, Ring, Topology
 from hocket.transport.peer import Peer
 from hocket.transport.reduction import weighted_sum
 
-__all__ = ["allreduce", "mix", "there_and_back"]
-
 _TOPOLOGIES: dict[str, Topology] = {"ring": Ring(), "exponential": Exponential()}
 
 

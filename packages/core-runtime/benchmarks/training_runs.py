@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["Cell", "Run", "file_name", "run_all", "spread"]
-
 
 class Cell(Protocol):
     """A run of a table; hashable."""

@@ -18,8 +18,6 @@ import hocket
 from hocket.topology import Topology
 from hocket.transport.peer import Peer
 
-__all__ = ["LAYERS", "averaged", "batches", "flat", "mlp", "on_ranks", "over_processes", "sgd", "train"]
-
 STEPS = 4
 
 #: Where each layer's parameters begin and end among P.

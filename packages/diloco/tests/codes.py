@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from hocket_diloco.quantise import Format, Quantise
 
-__all__ = ["Values", "largest_of_chunks", "levels_of"]
-
 Values = NDArray[np.float64]
 
 

@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Family", "Vector", "trained"]
-
 #: float64 [ranks, n].
 Vector = NDArray[np.float64]
 

@@ -16,8 +16,6 @@ from oracle import Vector
 
 from hocket import draws
 
-__all__ = ["trained_in_pairs"]
-
 
 def trained_in_pairs(
     start: Mapping[str, Vector],

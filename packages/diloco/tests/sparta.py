@@ -15,8 +15,6 @@ from oracle import Vector
 
 from hocket import draws
 
-__all__ = ["Sparta", "count"]
-
 _ALIGNMENT = 8  # of float64
 
 

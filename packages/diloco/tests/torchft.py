@@ -11,8 +11,6 @@ import hocket
 from hocket.testing.session import inner_of
 from hocket.transport.peer import Peer
 
-__all__ = ["PRINTED", "STEPS", "fixture_strategy", "followed", "followed_over_mpi"]
-
 STEPS = 15
 
 #: What the digest of the fixtures prints, by delay and blend: the first step, and a layer's weight from there on.

@@ -13,19 +13,6 @@ from torch import Tensor, nn
 
 import hocket
 
-__all__ = [
-    "LAYERS",
-    "Toy",
-    "flat",
-    "inner_step",
-    "layers_of",
-    "on_ranks",
-    "start",
-    "steps_of",
-    "toy_session",
-    "train",
-]
-
 T = TypeVar("T")
 
 #: Layers by their sizes.

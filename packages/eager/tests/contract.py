@@ -18,8 +18,6 @@ from hocket.progress import ThreadProgress
 from hocket.transport.peer import Peer
 from hocket_eager import Delivery, PartialAllreduce, Quorum
 
-__all__ = ["Case", "check", "take_part"]
-
 
 @dataclass(frozen=True)
 class Case:

@@ -14,8 +14,6 @@ import hocket
 from hocket.strategy import Strategy
 from hocket.transport.peer import Peer
 
-__all__ = ["resume_on", "strategy", "train", "train_on"]
-
 STEPS = 12
 
 

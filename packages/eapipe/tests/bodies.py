@@ -13,8 +13,6 @@ import hocket
 from hocket.transport.peer import Peer
 from hocket_eapipe import Balance, Pipeline, Policy
 
-__all__ = ["digest", "train_convnet", "train_mesh", "train_shapes"]
-
 
 class Convnet(nn.Sequential):
     """Convolutions with BatchNorm and dropout, an in-place activation at the beginning of what may be a stage."""

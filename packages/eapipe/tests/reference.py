@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Batch", "Layer", "elastic", "gradients", "newest", "sequential"]
-
 Array = NDArray[np.float64]
 
 #: W [D, D] and b [D].

@@ -22,8 +22,6 @@ from hocket.delays import Delays
 from hocket.trace.observer import Observer
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["Machine", "Timing", "exchanged_bytes", "measure", "measure_ddp"]
-
 
 @dataclass(frozen=True)
 class Machine:

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 import hocket
 from hocket.transport.peer import Peer
 
-__all__ = ["ring_epochs", "train"]
-
 
 def train(peer: Peer, recipe: str, overrides: list[str], steps: int) -> list[Any]:
     """Train the reference's model; return its parameters as nested lists."""

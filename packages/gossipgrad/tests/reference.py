@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEARNING_RATE", "MOMENTUM", "SHAPES", "Stack", "batch_of", "initial", "trained"]
-
 #: Weight and bias of both layers.
 SHAPES = ((5, 3), (5,), (2, 5), (2,))
 LEARNING_RATE, MOMENTUM = 0.1, 0.9

@@ -25,8 +25,6 @@ from hocket.errors import UserError
 from hocket.task.api import Task, TaskData
 from hocket_tasks.recurrent import CharacterModel
 
-__all__ = ["Bible", "read_bible"]
-
 _TABLE_AT = 0x58
 _COMPRESS_HEADER = b"\x1f\x9d\x90"
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-__all__ = ["DISTRIBUTIONS", "medians", "residual"]
-
 DISTRIBUTIONS = ("normal", "uniform", "heavy", "real")
 
 

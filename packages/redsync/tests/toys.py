@@ -11,21 +11,6 @@ from torch import Tensor, nn
 
 import hocket
 
-__all__ = [
-    "PLAIN",
-    "RANKS",
-    "STEPS",
-    "batches",
-    "dense",
-    "flat",
-    "model_of",
-    "on_ranks",
-    "sgd",
-    "step",
-    "train",
-    "trained",
-]
-
 RANKS, STEPS = 3, 8
 
 

@@ -8,8 +8,6 @@ import pytest
 
 from hocket.task import BatchedSamples, Task
 
-__all__ = ["samples_of", "split_of"]
-
 S = TypeVar("S", bound=BatchedSamples)
 
 

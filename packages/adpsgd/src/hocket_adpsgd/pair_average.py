@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from hocket.api import NetworkModel, Peer, ProgressEngine, Request, Segment, Topology
 
-__all__ = ["PairAverage"]
-
 _NOTICE_BYTES = 8
 
 # Partners change from round to round; what a round costs is the mean over so many draws, at most.

@@ -23,8 +23,6 @@ import numpy as np
 from hocket.api import Activity, Array, Bells, Lane, Peer, ProgressEngine, Request
 from hocket.errors import PeerLostError, TransportError
 
-__all__ = ["PairAverager", "SharedCopy"]
-
 # Under which number notices and values travel on the lane; each in order between two ranks.
 _NOTICES, _VALUES = 0, 1
 

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Buffer", "MixingRows", "as_bytes", "is_same_memory"]
-
 Array = NDArray[Any]
 
 #: The memory that a lane sends and receives: C-contiguous, on `Peer.device`. On "cpu" it is a NumPy array, elsewhere a

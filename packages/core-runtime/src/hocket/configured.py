@@ -14,8 +14,6 @@ from hocket.errors import ConfigError, suggest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Configured", "allowed_by", "choices_or", "optional"]
-
 _WORDS: dict[object, str] = {
     int: "an integer",
     float: "a number",

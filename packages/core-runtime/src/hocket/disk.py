@@ -13,18 +13,6 @@ from typing import BinaryIO
 
 from hocket.errors import CheckpointError, UserError, WriteError, reason
 
-__all__ = [
-    "BUSY",
-    "LOCK",
-    "UNFINISHED",
-    "locked",
-    "naming",
-    "path_of",
-    "sync_folder",
-    "write_durably",
-    "write_text",
-]
-
 #: The name of the file that is locked while a job writes into its folder.
 LOCK = ".hocket-lock"
 

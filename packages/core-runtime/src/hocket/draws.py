@@ -15,8 +15,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["below", "check_seed", "normal", "permutation", "rows", "words"]
-
 
 def words(num: int, domain: str, seed: int, round: int, segment: int = 0) -> NDArray[np.uint64]:
     """Return raw words of Philox4x64-10, uint64 [num].

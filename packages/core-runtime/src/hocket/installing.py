@@ -14,8 +14,6 @@ from urllib.request import url2pathname
 
 from hocket.plain import Tree, TreeView
 
-__all__ = ["INSTALLED_FOLDERS", "how_to_install", "origin_of_core", "source_folder", "user_file"]
-
 _CORE = "hocket-core"
 
 #: The folders of code that is not the user's own.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 
-__all__ = ["LastResort"]
-
 
 class LastResort(logging.Handler):
     """A handler that prints records without another handler, as `logging.lastResort` does, with their source.

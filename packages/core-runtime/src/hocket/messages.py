@@ -18,8 +18,6 @@ from hocket.arrays import Array
 from hocket.checkpoint.tree import flatten, unflatten
 from hocket.errors import UserError
 
-__all__ = ["Form", "TensorForm", "as_bytes", "pack", "put_together", "take_apart", "unpack"]
-
 _LENGTH_BYTES = 8
 
 

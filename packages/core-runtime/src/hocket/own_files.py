@@ -12,19 +12,6 @@ from pathlib import Path
 from hocket.disk import write_text
 from hocket.errors import UserError, some
 
-__all__ = [
-    "NOTE",
-    "adopt",
-    "claim",
-    "foreign",
-    "is_marked",
-    "refuse_foreign",
-    "release",
-    "remember",
-    "remembered",
-    "set_aside",
-]
-
 #: The name of the note in a folder.
 NOTE = ".hocket.json"
 

@@ -7,8 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-__all__ = ["saying_it_goes_on", "speaking_after"]
-
 _AFTER_S = 10.0
 
 

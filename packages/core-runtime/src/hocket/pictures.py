@@ -9,8 +9,6 @@ from hocket.installing import how_to_install
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["NO_PICTURE", "new_figure"]
-
 #: The message if no figure can be drawn.
 NO_PICTURE = f"no picture: {how_to_install('hocket-core', 'plot')}"
 

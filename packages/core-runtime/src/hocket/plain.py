@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-__all__ = ["Batch", "Stateful", "Tree", "TreeView", "flattened"]
-
 #: A batch in a form of the user's own: as a loader yields it, its inputs, its target, or the model's output for it.
 #: What a loader yields is (inputs, target), or a mapping that is both. A model is called with a mapping's values by
 #: name, with those of a tuple or list one after the other, with anything else as it is.

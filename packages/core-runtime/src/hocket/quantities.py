@@ -8,20 +8,6 @@ from collections.abc import Callable
 
 from hocket.errors import UserError, shortened
 
-__all__ = [
-    "BITS",
-    "SECONDS",
-    "bits_per_second",
-    "count",
-    "format_bits_per_second",
-    "format_bytes",
-    "format_count",
-    "format_seconds",
-    "read",
-    "seconds",
-    "unit_of_key",
-]
-
 _NUMBER = r"(\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 _BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}

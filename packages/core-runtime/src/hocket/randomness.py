@@ -18,8 +18,6 @@ from hocket.plain import Tree
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PlainState", "RandomState", "from_plain", "read", "to_plain", "write"]
-
 #: `mt19937_state` of NumPy: uint32 key[624] and int pos.
 _MT19937_BYTES = 624 * 4 + 4
 

@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["dumps", "loads", "without_nan"]
-
 #: The suffix of the name under which a value's text stands beside it.
 _TEXT = "_text"
 

@@ -14,8 +14,6 @@ from training import Training
 
 from hocket.training.startup import defer_dynamo
 
-__all__ = ["TRAINING", "digest_of"]
-
 TRAINING = Training(("dpsgd",), epochs=4, options={"keep": 2, "blocking": False})
 
 

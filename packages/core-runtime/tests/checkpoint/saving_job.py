@@ -14,8 +14,6 @@ import hocket
 from hocket.errors import CheckpointError
 from hocket.training.startup import defer_dynamo
 
-__all__ = ["Told", "attached", "cannot_lock", "load", "save"]
-
 #: While it holds something, no file can be locked.
 _CANNOT: list[str] = []
 

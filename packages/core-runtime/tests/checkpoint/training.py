@@ -21,8 +21,6 @@ from torch.utils.data import DataLoader, Dataset
 import hocket
 from hocket.session.save.loading import Resumed
 
-__all__ = ["Noisy", "Result", "Stateful", "Training", "model_of", "on_ranks"]
-
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):
     """Samples with noise from each of the global generators."""

@@ -20,8 +20,6 @@ from hocket.transport.joining import join
 from hocket.transport.peer import Peer
 from hocket.transport.virtual import VirtualWorld
 
-__all__ = ["SCALABLE", "SIZES", "TRAILER", "Ended", "carried_out", "drawn", "in_a_job", "segment_of"]
-
 SCALABLE = SparseAllreduce(algorithm=SparseAlgorithm.SCALABLE)
 #: Two parameters with padding behind them.
 SIZES = (37, 90)

@@ -14,8 +14,6 @@ from hocket.transport.host import SMALLEST_BYTES
 from hocket.transport.network import NetworkModel
 from hocket.transport.peer import Peer
 
-__all__ = ["added_and_planned"]
-
 WIDTH, LAYERS, STEPS = 1024, 8, 6
 
 

@@ -14,19 +14,6 @@ from torch import Tensor, nn
 
 import hocket
 
-__all__ = [
-    "Batch",
-    "batches",
-    "flat",
-    "gradient_of",
-    "mlp",
-    "on_ranks",
-    "reference",
-    "replicas",
-    "sgd",
-    "train",
-]
-
 T = TypeVar("T")
 Batch = tuple[Tensor, Tensor]
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Loaded", "load"]
-
 _KEYS = {
     "M": {"ph", "name", "pid", "tid", "ts", "args"},
     "X": {"ph", "name", "cat", "pid", "tid", "ts", "dur", "args"},

@@ -11,8 +11,6 @@ import pytest
 from hocket.testing.job import Job
 from hocket.testing.transport import TransportConformance
 
-__all__ = ["ConformanceInJobs"]
-
 HERE = Path(__file__).parent
 
 

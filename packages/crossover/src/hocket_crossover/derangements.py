@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from hocket.api import draws
 
-__all__ = ["DrawKey", "roulette", "uniform", "words"]
-
 #: A round, 0 to 2**64 - 1, and the index of a segment, 0 to 2**32 - 1.
 DrawKey = tuple[int, int]
 

@@ -18,8 +18,6 @@ from hocket_crossover import derangements
 from hocket_crossover.derangements import DrawKey
 from hocket_crossover.rounds import Rounds
 
-__all__ = ["FairRandom"]
-
 Table = tuple[tuple[float, ...], ...]
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from hocket.api import plain
 
-__all__ = ["LARS"]
-
 
 class LARS(torch.optim.Optimizer):
     """SGD with momentum whose rate is scaled layer by layer.

@@ -8,8 +8,6 @@ from typing import Generic, TypeVar
 
 from hocket_crossover.derangements import DrawKey
 
-__all__ = ["Rounds"]
-
 T = TypeVar("T")
 
 # Ranks in one process may be some rounds apart.

@@ -19,8 +19,6 @@ from hocket_crossover import derangements
 from hocket_crossover.derangements import DrawKey
 from hocket_crossover.rounds import Rounds
 
-__all__ = ["Unfair"]
-
 
 @dataclass(frozen=True)
 class Unfair(Topology):

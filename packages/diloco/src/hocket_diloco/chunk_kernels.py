@@ -17,8 +17,6 @@ from hocket_diloco.kernels import PART, largest_key
 if TYPE_CHECKING:
     from hocket.api import Array
 
-__all__ = ["add_chunks", "choose"]
-
 _part_of = numba.njit(nogil=True)
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from hocket.api import Array, ParameterSpan, Segment
     from hocket_diloco.groups import Groups
 
-__all__ = ["LARGEST_CHUNK", "ChunkTopK", "Chunks"]
-
 #: The number of places that 12 bits can hold.
 LARGEST_CHUNK = 4096
 _LONGEST_TILE = 64

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from hocket.api import ParameterSpan, Segment
 
-__all__ = ["Dct"]
-
 
 @dataclass(frozen=True)
 class Dct(Wrapper):

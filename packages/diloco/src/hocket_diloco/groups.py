@@ -15,18 +15,6 @@ if TYPE_CHECKING:
 
     from hocket.api import Array, ParameterSpan, Segment
 
-__all__ = [
-    "Groups",
-    "add_on_host",
-    "keys_of",
-    "rows_and_columns",
-    "rows_of",
-    "runs_of",
-    "sides_of",
-    "tensors_of",
-    "tiles_of",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Groups:

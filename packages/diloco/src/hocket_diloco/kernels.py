@@ -17,8 +17,6 @@ from hocket.api import compiled
 if TYPE_CHECKING:
     from hocket.api import Array
 
-__all__ = ["E3M0", "INT", "PART", "SIGN", "STATISTICAL", "decode", "encode", "largest_key"]
-
 #: Kinds of codes: multiples of a step, signs with an exponent, signs, or bins with their members' means.
 INT, E3M0, SIGN, STATISTICAL = 0, 1, 2, 3
 

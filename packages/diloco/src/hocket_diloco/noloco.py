@@ -16,8 +16,6 @@ from hocket.api import Outer
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["NoLoCo"]
-
 
 @dataclass(frozen=True)
 class NoLoCo(Outer):

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from hocket.api import Registrar, hookimpl
 
-__all__ = ["hocket_register"]
-
 _RECIPES = Path(__file__).parent / "recipes"
 
 

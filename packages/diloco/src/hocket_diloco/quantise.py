@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from hocket.api import Array, Segment
     from hocket_diloco.groups import Groups
 
-__all__ = ["Format", "Per", "Quantise"]
-
 
 class Format(StrEnum):
     """Forms of a quantised value."""

@@ -10,8 +10,6 @@ from torch import Tensor
 from hocket.api import Channel, FunctionRequest, Outcome, Request, Segment, plain
 from hocket_eager.partial_sum import PartialSum
 
-__all__ = ["PartialAllreduceChannel"]
-
 
 class PartialAllreduceChannel(Channel):
     """The channel of partial allreduces: it proposes `outgoing` and fetches results into `incoming`.

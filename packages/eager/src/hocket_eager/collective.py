@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hocket.api import Array, NetworkModel, Peer, ProgressEngine, Segment, Topology
     from hocket_eager.partial_sum import PartialSum
 
-__all__ = ["Algorithm", "PartialAllreduce"]
-
 _NOTICE_BYTES = 8
 
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from hocket.api import schedule
 from hocket_eager.rules import Quorum, QuorumRules
 
-__all__ = ["Situation", "initiative", "is_coordinated", "num_notices"]
-
 _CANDIDATE, _FRESH = 0, 1
 
 

@@ -18,8 +18,6 @@ from hocket_eager.receive_buffer import ReceiveBuffer
 from hocket_eager.rules import Delivery, QuorumRules, is_handed
 from hocket_eager.send_buffer import SendBuffer
 
-__all__ = ["TRAILER_BYTES", "Leaving", "MessageSum"]
-
 _T = TypeVar("_T")
 
 #: The number of active ranks travels behind the data, in its dtype.

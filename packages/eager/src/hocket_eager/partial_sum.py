@@ -15,8 +15,6 @@ from abc import ABC, abstractmethod
 
 from hocket.api import Array, Outcome
 
-__all__ = ["PartialSum"]
-
 
 class PartialSum(ABC):
     """One rank's end of the rounds of one segment; opened and closed by all ranks together.

@@ -9,8 +9,6 @@ import numpy as np
 from hocket.api import Array
 from hocket_eager.rules import Delivery
 
-__all__ = ["ReceiveBuffer"]
-
 
 class ReceiveBuffer:
     """The newest round's result, or the sum of those that nobody has asked for yet.

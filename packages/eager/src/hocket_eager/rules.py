@@ -14,8 +14,6 @@ import numpy as np
 
 from hocket.api import Array, draws
 
-__all__ = ["Delivery", "Quorum", "QuorumRules", "is_handed"]
-
 
 class Quorum(StrEnum):
     """The candidate of a round that starts it."""

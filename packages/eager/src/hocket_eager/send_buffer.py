@@ -11,8 +11,6 @@ import numpy as np
 
 from hocket.api import Array
 
-__all__ = ["SendBuffer"]
-
 
 class SendBuffer:
     """The sum of one rank's proposals for one segment.

@@ -11,8 +11,6 @@ from hocket.api import Lane, broadcast_model
 from hocket.errors import CheckpointError
 from hocket_eapipe.mesh import Mesh
 
-__all__ = ["AbsentStages"]
-
 
 class AbsentStages:
     """The stages that other ranks train; their parameters' memory is freed at once, and returned for a while.

@@ -11,8 +11,6 @@ from torch import nn
 
 from hocket.api import Lane, ReplicaSession
 
-__all__ = ["clip_by_whole_norm"]
-
 
 @torch.no_grad()
 def clip_by_whole_norm(sessions: Sequence[ReplicaSession], max_norm: float, lane: Lane) -> None:

@@ -8,8 +8,6 @@ from enum import StrEnum
 from hocket.api import Engine, draws
 from hocket_eapipe.mesh import Mesh
 
-__all__ = ["Balance", "BatchNormStatistics", "PipelineConfig", "Policy"]
-
 
 class Policy(StrEnum):
     """A policy of weights: the values that a batch's passes read, and the use of its gradient."""

@@ -9,8 +9,6 @@ from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["TensorBytes"]
-
 
 class TensorBytes(TorchDispatchMode):
     """A count of the storages that torch's operations make while it is entered, and of those given to `count`.

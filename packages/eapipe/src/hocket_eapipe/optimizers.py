@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from hocket.api import MakeOptimizer, plain
 from hocket.errors import AttachError
 
-__all__ = ["Follower"]
-
 
 class Follower:
     """An optimizer over other tensors than the user's, with the user's group values before each step.

@@ -18,8 +18,6 @@ from torch.utils._pytree import tree_map_only
 
 from hocket.api import Array, Counters, Lane, Request, messages, plain
 
-__all__ = ["MessageReceiver", "MessageSender", "detached"]
-
 
 def detached(value: plain.Batch) -> plain.Batch:
     """Return a value without graphs, in the same memory; tensors that required gradients are leaves that do."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from hocket.api import Attachment, EngineSession, Loss, PlannedStage, plain
 
-__all__ = ["Pipeline"]
-
 
 @dataclass(frozen=True)
 class Pipeline(PipelineConfig):

@@ -20,8 +20,6 @@ from hocket_eapipe.schedule import warm_up
 from hocket_eapipe.splitting import split
 from hocket_eapipe.weights.api import copied
 
-__all__ = ["plan_stages"]
-
 
 def plan_stages(
     engine: PipelineConfig,

@@ -10,8 +10,6 @@ from hocket.api import hookimpl
 if TYPE_CHECKING:
     from hocket.api import Registrar
 
-__all__ = ["hocket_register"]
-
 _RECIPES = Path(__file__).parent / "recipes"
 
 

@@ -11,8 +11,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hocket.api import plain
 from hocket_eapipe.runner import Runner
 
-__all__ = ["Reestimation"]
-
 #: The batches over which statistics are averaged; PyTorch's own running averages look back about ten.
 _BATCHES = 16
 

@@ -18,8 +18,6 @@ from hocket_eapipe.passing import MessageReceiver, MessageSender
 from hocket_eapipe.schedule import warm_up
 from hocket_eapipe.stage import Stage
 
-__all__ = ["StageNeighbours", "Runner"]
-
 
 @dataclass
 class _BatchInFlight:

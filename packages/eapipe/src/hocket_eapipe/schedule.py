@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["PassKind", "Pass", "phases", "program", "pulls", "replica_of", "timeline", "warm_up"]
-
 
 class PassKind(StrEnum):
     """The kinds of a batch's passes."""

@@ -36,8 +36,6 @@ from hocket_eapipe.stage import Stage, StagePosition
 from hocket_eapipe.weights import NoWeights, StagePart
 from hocket_eapipe.weights.policies import weights_of
 
-__all__ = ["PipelineSession"]
-
 
 class PipelineSession(EngineSession):
     """One rank of a mesh of pipelines.

@@ -16,8 +16,6 @@ from hocket.api import plain
 from hocket.errors import AttachError, suggest
 from hocket_eapipe.configuration import Balance
 
-__all__ = ["Chain", "balanced_cuts", "layers_of", "measured_cuts", "split"]
-
 # Repetitions of a layer's timing; the fastest counts.
 _REPETITIONS = 3
 

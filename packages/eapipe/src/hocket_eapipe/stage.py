@@ -15,8 +15,6 @@ from hocket.api import Loss, ReplicaSession, draws, plain
 from hocket_eapipe.passing import detached
 from hocket_eapipe.weights import Binding, Weights
 
-__all__ = ["StagePosition", "Stage"]
-
 
 @dataclass(frozen=True)
 class StagePosition:

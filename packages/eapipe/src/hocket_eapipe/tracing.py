@@ -10,8 +10,6 @@ from torch import fx, nn
 
 from hocket.errors import AttachError
 
-__all__ = ["Traced"]
-
 
 class Traced:
     """A model as torch.fx sees it: its operations in their order.

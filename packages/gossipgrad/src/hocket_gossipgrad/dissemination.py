@@ -10,8 +10,6 @@ from typing import ClassVar
 
 from hocket.api import Neighbours, Topology
 
-__all__ = ["Dissemination", "num_dimensions"]
-
 
 def num_dimensions(size: int) -> int:
     """Return ceil(log2 size), exactly, for any size >= 1: the period of these topologies."""

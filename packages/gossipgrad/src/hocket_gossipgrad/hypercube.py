@@ -11,8 +11,6 @@ from typing import ClassVar
 from hocket.api import Neighbours, Topology
 from hocket_gossipgrad.dissemination import num_dimensions
 
-__all__ = ["Hypercube"]
-
 
 @dataclass(frozen=True)
 class Hypercube(Topology):

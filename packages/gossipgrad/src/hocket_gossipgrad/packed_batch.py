@@ -11,8 +11,6 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.api import Array, messages, plain
 
-__all__ = ["BatchForm", "pack"]
-
 # Bytes to which each tensor's start is aligned, enough for every dtype.
 _ALIGNMENT = 64
 

@@ -15,8 +15,6 @@ import numpy as np
 
 from hocket.api import Neighbours, Topology, draws
 
-__all__ = ["RandomPush"]
-
 
 @dataclass(frozen=True)
 class RandomPush(Topology):

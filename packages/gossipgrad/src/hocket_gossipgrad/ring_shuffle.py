@@ -14,8 +14,6 @@ from hocket.api import SampleShuffle, plain
 if TYPE_CHECKING:
     from hocket.api import Peer, SampleStream
 
-__all__ = ["RingShuffle"]
-
 
 @dataclass(frozen=True)
 class RingShuffle(SampleShuffle):

@@ -16,8 +16,6 @@ import numpy as np
 from hocket.api import Array, Peer, Request, SampleStream, messages, plain
 from hocket_gossipgrad.packed_batch import BatchForm, pack
 
-__all__ = ["RingStream"]
-
 
 class RingStream(SampleStream):
     """The batches of one rank, epoch by epoch, as `RingShuffle.wrap` returns them.

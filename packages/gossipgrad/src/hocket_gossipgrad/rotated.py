@@ -12,8 +12,6 @@ from functools import lru_cache
 from hocket.api import Neighbours, Topology, draws
 from hocket_gossipgrad.dissemination import num_dimensions
 
-__all__ = ["Rotated", "Shuffles"]
-
 
 class Shuffles(StrEnum):
     """Sequences of shuffles of the ranks."""

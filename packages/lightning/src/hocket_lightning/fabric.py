@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["HocketStrategy"]
-
 
 def HocketStrategy(strategy: str = "agd", *overrides: str, **options: Any) -> Any:  # noqa: N802
     """Return the strategy of a Fabric whose ranks exchange as a Hocket strategy says; collective.

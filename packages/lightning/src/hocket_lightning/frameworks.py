@@ -8,8 +8,6 @@ from typing import Any
 
 from hocket.errors import UserError
 
-__all__ = ["lightning"]
-
 _ALONE = {"pytorch": "pytorch_lightning", "fabric": "lightning_fabric"}
 
 

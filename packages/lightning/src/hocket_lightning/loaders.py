@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-__all__ = ["EvenBatches"]
-
 
 class EvenBatches:
     """A loader that ends on all ranks where one is out of batches, as the others would wait for it.

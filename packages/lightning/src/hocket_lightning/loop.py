@@ -13,8 +13,6 @@ from hocket.errors import UserError
 from hocket_lightning.frameworks import lightning
 from hocket_lightning.ranks import RanksOfStrategy
 
-__all__ = ["FabricStrategy"]
-
 
 class FabricStrategy(RanksOfStrategy, lightning("fabric.strategies").ParallelStrategy):  # type: ignore[misc]
     """The exchange of a Hocket strategy between the ranks of a Fabric script.

@@ -16,8 +16,6 @@ from hocket.api import Peer
 from hocket.errors import UserError
 from hocket_lightning.frameworks import lightning
 
-__all__ = ["RankEnvironment", "RanksOfStrategy"]
-
 #: As long as rank 0 may take to prepare data, in seconds, while the others wait: there may be much to download.
 _LONGEST_S = 24 * 3600.0
 

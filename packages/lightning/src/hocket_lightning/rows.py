@@ -8,8 +8,6 @@ from typing import Any
 from hocket import Session
 from hocket_lightning.frameworks import lightning
 
-__all__ = ["RowsOfRun"]
-
 
 class RowsOfRun(lightning("pytorch.loggers").Logger):  # type: ignore[misc]
     """A logger that writes the folder of `hocket launch --out` or `HocketStrategy(..., out=...)`.

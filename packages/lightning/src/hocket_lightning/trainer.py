@@ -24,8 +24,6 @@ from hocket_lightning.loaders import EvenBatches
 from hocket_lightning.ranks import RanksOfStrategy
 from hocket_lightning.rows import RowsOfRun
 
-__all__ = ["TrainerStrategy"]
-
 _log = logging.getLogger("hocket")
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from hocket.api import ParameterSpan, Segment, SegmentShape
 
-__all__ = ["PowerSGD"]
-
 
 class _Factors(State):
     """The factors that a segment's next round continues from.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from hocket_redsync.choosing import Choice
     from hocket_redsync.residual import ResidualCompressor
 
-__all__ = ["RedSyncAllreduce"]
-
 
 @dataclass(frozen=True)
 class RedSyncAllreduce(SparseAllreduce):

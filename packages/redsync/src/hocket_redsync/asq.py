@@ -20,8 +20,6 @@ from hocket_redsync.state import ResidualState
 if TYPE_CHECKING:
     from hocket.api import Array, ParameterSpan
 
-__all__ = ["Asq", "Feedback"]
-
 
 class Feedback(StrEnum):
     """The residual left where something was sent.

@@ -18,8 +18,6 @@ from hocket.api import Execution, Peer, ProgressEngine, gather, schedule
 from hocket_redsync.cost import CostModel
 from hocket_redsync.kernels import Memory, Ranking, Update, kernels_for
 
-__all__ = ["calibrate"]
-
 _REPEATS = 5
 _SMALL_BYTES, _LARGE_BYTES = 1 << 10, 1 << 20
 

@@ -26,8 +26,6 @@ from hocket_redsync.choosing import Way, num_selected
 from hocket_redsync.residual import ResidualCompressor
 from hocket_redsync.state import ResidualState
 
-__all__ = ["RedSyncChannel"]
-
 
 class RedSyncChannel(Channel):
     """The channel that puts the sum of all ranks' gradients into `incoming`, the same bits on every rank.

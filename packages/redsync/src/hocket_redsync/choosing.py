@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hocket_redsync.residual import ResidualCompressor
     from hocket_redsync.sending import Sending
 
-__all__ = ["Choice", "Way", "choose", "first_dense_size", "num_selected"]
-
 # The largest number of ranks at which `plan` looks whether dense is better.
 _MOST_RANKS = 1 << 14
 

@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hocket.api import NetworkModel
 
-__all__ = ["CostModel"]
-
 
 @dataclass(frozen=True)
 class CostModel:

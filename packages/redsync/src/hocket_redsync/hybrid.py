@@ -15,8 +15,6 @@ from hocket_redsync.selection import Method
 if TYPE_CHECKING:
     from hocket.api import ParameterSpan
 
-__all__ = ["Exact", "Hybrid", "Sampled", "Threshold", "Trimmed"]
-
 
 @dataclass(frozen=True)
 class Hybrid(ResidualCompressor):

@@ -30,18 +30,6 @@ if TYPE_CHECKING:
 
     from hocket.api import ParameterSpan, Segment
 
-__all__ = [
-    "Content",
-    "MessageForm",
-    "add_packed",
-    "clear_packed",
-    "content_bytes",
-    "message_bytes",
-    "pack",
-    "read_packed",
-    "unpack",
-]
-
 _HEADER_BYTES = 8
 _INDEX_BYTES = 4
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from hocket.api import Array, OptimizerTerms, Segment
 
-__all__ = ["NO_INDICES", "Part", "accelerate", "nonfinite_of", "values_of"]
-
 #: The places of a parameter that is sent whole: none.
 NO_INDICES = np.empty(0, np.int32)
 

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from hocket.api import Array, ParameterSpan, Segment
 
-__all__ = ["ResidualCompressor"]
-
 _BYTES_PER_KB = 1 << 10
 
 

@@ -21,8 +21,6 @@ import numpy as np
 from hocket.api import Array
 from hocket_redsync.kernels.api import NOTHING_PASSES, SMALLEST_KEY, Found, Kernels, Memory, Ranking
 
-__all__ = ["SAMPLED_INTERVAL", "Method", "Selected", "capacity_of", "most_selected", "search", "select"]
-
 #: The number of steps that use a threshold again before a new search.
 SAMPLED_INTERVAL = 5
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from hocket_redsync.message import MessageForm
 from hocket_redsync.selection import Method, most_selected
 
-__all__ = ["Sending"]
-
 
 @dataclass(frozen=True)
 class Sending:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from hocket.api import Array, ParameterSpan, Segment
     from hocket_redsync.sending import Sending
 
-__all__ = ["ResidualState", "SharedTerms"]
-
 #: Runs of parameters side by side that take one step together: their terms, the first and the last position; and by
 #: weight decay the terms and positions of those that have it.
 SharedTerms = tuple[list[tuple[OptimizerTerms, int, int]], dict[float, list[tuple[OptimizerTerms, int]]]]

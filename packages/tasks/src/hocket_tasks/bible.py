@@ -22,8 +22,6 @@ from hocket_tasks.transformer import CharacterTransformer
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
-__all__ = ["Bible", "Network"]
-
 _NUM_CHARACTERS = 128  # ASCII; 0 is padding
 _BETWEEN_SENTENCES = re.compile(rb"(?<=[.?!]) ")
 

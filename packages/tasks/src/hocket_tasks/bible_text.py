@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from hocket.errors import UserError
 from hocket_tasks.saved_datasets import columns_of, is_saved
 
-__all__ = ["FILE", "read_verses"]
-
 #: The place of the package's text.
 FILE = "/usr/lib/bible.data"
 

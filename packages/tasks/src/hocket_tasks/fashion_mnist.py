@@ -20,8 +20,6 @@ from hocket.errors import UserError
 from hocket_tasks.idx import read_idx
 from hocket_tasks.saved_datasets import columns_of, is_saved
 
-__all__ = ["FashionMNIST"]
-
 _FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "valid": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),

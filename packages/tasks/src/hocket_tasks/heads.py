@@ -14,8 +14,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.nn import functional
 
-__all__ = ["HeadsParallel"]
-
 
 class HeadsParallel(ColwiseParallel):
     """The split of an `nn.MultiheadAttention` that attends to its own input, batch first; `out_proj` is split by rows.

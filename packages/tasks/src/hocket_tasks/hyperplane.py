@@ -19,8 +19,6 @@ from torch.nn.functional import mse_loss
 
 from hocket.api import BatchedSamples, Task, TaskData, draws
 
-__all__ = ["Hyperplane", "HyperplaneSamples"]
-
 _TRAIN, _VALID = 0, 1
 
 # Inputs and coefficients are odd multiples of a power of two: products and their sums are exact in float32, so

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from hocket.errors import UserError
 
-__all__ = ["read_idx"]
-
 _GZIP_MAGIC = b"\x1f\x8b"
 _UNSIGNED_BYTE = 8
 

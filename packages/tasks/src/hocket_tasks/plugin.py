@@ -9,8 +9,6 @@ from hocket.api import hookimpl
 if TYPE_CHECKING:
     from hocket.api import Registrar
 
-__all__ = ["hocket_register"]
-
 
 @hookimpl
 def hocket_register(registry: Registrar) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["CharacterModel", "SequenceClassifier"]
-
 
 class SequenceClassifier(nn.Module):
     """An LSTM and a linear layer over its state at each sequence's last element.

@@ -8,8 +8,6 @@ from typing import Any
 from hocket.api import how_to_install
 from hocket.errors import UserError
 
-__all__ = ["columns_of", "is_saved"]
-
 # A set of splits, and a split alone.
 _MARKS = ("dataset_dict.json", "dataset_info.json")
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from hocket.api import BatchedSamples
 
-__all__ = ["ClassifiedSequences", "NextElements", "Sequences"]
-
 
 @dataclass(frozen=True)
 class Sequences:

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
-__all__ = ["CharacterTransformer"]
-
 
 class CharacterTransformer(nn.Module):
     """Embeddings of characters and places, layers of causal attention, and a head: int64 [B, T] to logits [B, T, K].

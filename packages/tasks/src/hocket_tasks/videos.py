@@ -21,8 +21,6 @@ from hocket.api import Task, TaskData, draws
 from hocket_tasks.recurrent import SequenceClassifier
 from hocket_tasks.sequences import ClassifiedSequences, Sequences
 
-__all__ = ["NUM_CLASSES", "Videos", "video_lengths"]
-
 NUM_CLASSES = 101
 _TRAIN, _VALID = 0, 1
 _NUM_SCENES = 12

@@ -19,8 +19,6 @@ from torch.optim import Optimizer
 from hocket import Session, attach, compose, join
 from hocket.errors import UserError
 
-__all__ = ["exchanging", "refuse_distribution"]
-
 _log = logging.getLogger("hocket")
 
 #: The folder of a checkpoint of Accelerate's that holds the session's.

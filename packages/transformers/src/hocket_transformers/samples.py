@@ -20,8 +20,6 @@ from transformers.trainer_pt_utils import find_batch_size
 
 import hocket
 
-__all__ = ["Accumulated", "TrainingSamples", "shared_out", "without_labels"]
-
 _OPTIONS = (
     "collate_fn",
     "in_order",

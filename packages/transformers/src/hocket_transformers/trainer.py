@@ -25,8 +25,6 @@ from hocket.errors import UserError
 from hocket_transformers.local_sgd import refuse_distribution
 from hocket_transformers.samples import Accumulated, TrainingSamples, shared_out, without_labels
 
-__all__ = ["HocketTrainer"]
-
 _log = logging.getLogger("hocket")
 
 #: The folder of a checkpoint of Trainer's that holds the session's.

@@ -4,7 +4,5 @@ This package knows of files, tensors and ranks; `hocket.session.save` says what 
 Importing it imports no torch.
 """
 
-__all__ = ["MODEL"]
-
 #: The file of a whole model.
 MODEL = "model.safetensors"

@@ -9,8 +9,6 @@ from hocket.errors import CheckpointError, HocketError, reason
 from hocket.plain import Tree
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["collectively", "in_words", "of_ranks", "on_rank_0", "on_ranks", "results_of"]
-
 T = TypeVar("T")
 
 

@@ -16,8 +16,6 @@ from hocket.errors import CheckpointError, UserError
 from hocket.own_files import NOTE, adopt, refuse_foreign
 from hocket.plain import TreeView
 
-__all__ = ["ABOUT", "export_folder", "whole_beside"]
-
 #: The file that says what an export is of, and that a folder is one.
 ABOUT = "hocket-export.json"
 

@@ -19,8 +19,6 @@ from hocket.errors import DamagedError, some
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["fetch", "needed"]
-
 #: Bytes of a message.
 _CHUNK_BYTES = 1 << 24
 

@@ -24,20 +24,6 @@ from hocket.disk import write_durably
 from hocket.errors import CheckpointError, DamagedError, MissingFileError
 from hocket.plain import Tree, TreeView
 
-__all__ = [
-    "CODES",
-    "LEFT",
-    "Prepared",
-    "StateFile",
-    "Written",
-    "describe",
-    "in_order",
-    "prepare",
-    "write_prepared",
-    "write_state",
-    "write_tensors",
-]
-
 #: The name of each dtype that a file can hold.
 CODES = {
     torch.bool: "BOOL",

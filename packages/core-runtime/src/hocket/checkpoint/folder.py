@@ -24,19 +24,6 @@ from hocket.disk import UNFINISHED, locked, sync_folder
 from hocket.errors import CheckpointError, MissingFileError, some
 from hocket.own_files import set_aside
 
-__all__ = [
-    "begin",
-    "complete",
-    "final_path",
-    "finish",
-    "foreign",
-    "incomplete",
-    "keep_newest",
-    "newest_first",
-    "next_number",
-    "order",
-]
-
 _log = logging.getLogger("hocket")
 
 _DIRECTORY = re.compile(r"step-(\d{8,})(?:\.(\d+))?(?:-(\w+)\.unfinished)?")

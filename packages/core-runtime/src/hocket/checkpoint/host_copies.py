@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["HostCopies", "bytes_of"]
-
 #: The size of a block of memory in bytes. torch rounds pinned memory up to a power of two, so that one piece of a
 #: file's size might be nearly twice as large.
 BLOCK_BYTES = 1 << 26

@@ -12,8 +12,6 @@ from hocket.disk import write_durably
 from hocket.errors import CheckpointError, DamagedError, MissingFileError
 from hocket.plain import Tree
 
-__all__ = ["FORMAT", "MANIFEST", "Manifest", "is_own", "rank_file"]
-
 #: The name of the file.
 MANIFEST = "manifest.json"
 

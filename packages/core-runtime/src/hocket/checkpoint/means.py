@@ -11,8 +11,6 @@ from torch import Tensor
 from hocket.checkpoint.files import StateFile
 from hocket.checkpoint.tree import parts_within
 
-__all__ = ["mean_of_mappings", "mean_of_section", "mean_of_tensor", "why_no_mean"]
-
 
 def mean_of_tensor(files: Sequence[StateFile], name: str, weights: Sequence[float] | None = None) -> Tensor:
     """Return a floating-point tensor's mean over the files, of its own dtype; of another, the first file's.

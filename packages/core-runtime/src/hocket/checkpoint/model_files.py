@@ -25,8 +25,6 @@ from hocket.checkpoint.subclasses import is_composite
 from hocket.disk import write_text
 from hocket.errors import CheckpointError, reason, some
 
-__all__ = ["INDEX", "ModelTensors", "files_of", "open_model", "write_dcp", "write_safetensors"]
-
 #: The index of a model in several files.
 INDEX = f"{MODEL}.index.json"
 

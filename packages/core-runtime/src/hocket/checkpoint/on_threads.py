@@ -14,8 +14,6 @@ from hocket.checkpoint.collectively import in_words, results_of
 from hocket.transport.lane import Lane
 from hocket.transport.request import Request
 
-__all__ = ["OnThreads"]
-
 T = TypeVar("T")
 
 #: Seconds between two looks of a rank that has nothing else to do.

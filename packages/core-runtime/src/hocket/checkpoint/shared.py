@@ -17,8 +17,6 @@ from hocket.errors import MissingFileError, some
 from hocket.transport.peer import Peer, gather
 from hocket.transport.status import number_ranks
 
-__all__ = ["LATE_S", "leaders_of", "patiently", "ranks_that_see", "require_folder"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("hocket")

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from hocket.errors import CheckpointError
 
-__all__ = ["is_composite", "join_parts", "parts_of", "plain_tensors"]
-
 
 def is_composite(value: object) -> bool:
     """Return whether a tensor consists of other tensors, without values of its own."""

@@ -47,8 +47,6 @@ from hocket.arrays import Array
 from hocket.checkpoint.subclasses import is_composite, join_parts, parts_of
 from hocket.errors import CheckpointError, UserError
 
-__all__ = ["JSON", "flatten", "parts_within", "unflatten"]
-
 #: A value that JSON can hold.
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 

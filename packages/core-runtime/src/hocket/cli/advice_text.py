@@ -12,8 +12,6 @@ from hocket.cli.table import show_table
 from hocket.plan.advice import CLOSE, ERROR, Advice, AdvisedStrategy, is_exact
 from hocket.quantities import format_bits_per_second, format_bytes, format_count, format_seconds
 
-__all__ = ["as_json", "show_advice", "show_explanation"]
-
 _HEADERS = ("", "strategy", "step", "faster", "loss", "accuracy", "sent a step")
 
 

@@ -21,8 +21,6 @@ from hocket.strategy.strategy import Strategy
 from hocket.topology import Topology
 from hocket.topology.analysis import Mixing, analyse
 
-__all__ = ["analysis_command"]
-
 _MEASURES = {
     "second_eigenvalue": "lambda2: the second largest eigenvalue modulus of M. If rounds differ, it is not the share "
     "of the ranks' differences that remains",

@@ -10,8 +10,6 @@ from hocket.errors import MissingPluginError, UserError, suggest
 from hocket.installing import how_to_install
 from hocket.plugin import Benchmark, Registry, default_registry
 
-__all__ = ["bench_command", "find_benchmark"]
-
 #: The plugins of Hocket's own that have benchmarks.
 _WITH_BENCHMARKS = ("eager",)
 

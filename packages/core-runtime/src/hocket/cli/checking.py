@@ -7,8 +7,6 @@ from hocket.task.api import Task, TaskData
 from hocket.task.user import exits_refused
 from hocket.training.run import RunConfig, build_engine, build_task
 
-__all__ = ["check_run", "check_tensor_plan", "checked_data"]
-
 
 def checked_data(run: RunConfig, resume: bool) -> TaskData:
     """Check a run and, unless it goes on, the model that it begins with; return its task's data.

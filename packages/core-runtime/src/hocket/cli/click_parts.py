@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-__all__ = ["Command", "Folder", "Option", "add_options"]
-
 Command = Callable[..., object]
 Option = Callable[[Command], Command]
 

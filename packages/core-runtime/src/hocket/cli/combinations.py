@@ -13,8 +13,6 @@ from hocket.errors import ConfigError
 from hocket.plugin import default_registry
 from hocket.training.run import RunConfig, load_run
 
-__all__ = ["Combination", "chosen_values", "combinations", "has_several_values", "target_and_overrides"]
-
 _STRATEGY = "strategy"
 _OPENING, _CLOSING, _QUOTES = "[{(", "]})", "\"'"
 _UNNAMED = "run"

@@ -25,8 +25,6 @@ from hocket.own_files import claim, refuse_foreign
 from hocket.results import CHECKPOINTS, REPORT
 from hocket.results.provenance import kept_modules
 
-__all__ = ["PAGE", "compare_command", "require_plotly", "write_report"]
-
 #: The name of the page of a comparison.
 PAGE = "index.html"
 

@@ -10,8 +10,6 @@ from click.shell_completion import CompletionItem
 
 from hocket.plugin import Kind, Registry, default_registry
 
-__all__ = ["complete_overrides", "complete_recipes"]
-
 _TASK = "task="
 
 

@@ -28,8 +28,6 @@ from hocket.transport.joining import join, launched_rank
 from hocket.transport.mpiexec import Mpiexec, find_mpiexec
 from hocket.transport.rank_process import home, host_memory
 
-__all__ = ["doctor_command", "examine"]
-
 _INSTALL_MPI = how_to_install("hocket-core", "mpi")
 _QUERY_TIMEOUT_S = 30.0
 # Run by a process of its own: MPI starts when it is imported, and a broken one may end the process.

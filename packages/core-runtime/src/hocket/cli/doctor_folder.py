@@ -10,8 +10,6 @@ from hocket.cli.finding import Finding
 from hocket.errors import CheckpointError
 from hocket.transport.peer import Peer
 
-__all__ = ["shared_folder"]
-
 
 def shared_folder(peer: Peer, folder: Path) -> Iterator[Finding]:
     """Yield the findings on a folder for runs, a line for each host that does not see it; collective."""

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from hocket.cli.finding import Finding
 
-__all__ = ["addresses_of", "interfaces", "interfaces_finding"]
-
 _SUBJECT = "interfaces"
 _CLASS = Path("/sys/class/net")
 # Of Linux: ask for the addresses of all interfaces; an entry is a name of 16 bytes and a socket's address of 24.

@@ -12,8 +12,6 @@ from hocket.installing import how_to_install
 from hocket.plugin import Registry, default_registry
 from hocket.plugin.discovery import KNOWN_WORDS
 
-__all__ = ["both_mpis", "gpu", "numba_cache", "plugins", "torch_build"]
-
 
 def torch_build() -> Finding:
     """Return the finding on torch's version and build."""

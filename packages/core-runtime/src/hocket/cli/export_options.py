@@ -8,8 +8,6 @@ import click
 
 from hocket.cli.click_parts import Folder
 
-__all__ = ["export"]
-
 
 @click.command()
 @click.argument("source", type=Folder(path_type=Path), metavar="RUN|CHECKPOINT|MODEL")

@@ -26,8 +26,6 @@ from hocket.session.save.saved_model import SavedModel, open_checkpoint
 from hocket.task.user import call_user_function, load_user_object
 from hocket.training.run import build_task, load_run
 
-__all__ = ["FORMATS", "export_command"]
-
 FORMATS = ("safetensors", "dcp", "hf", "torch")
 
 #: The file of format `torch`.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Finding", "Verdict"]
-
 
 class Verdict(StrEnum):
     """The verdict of a finding."""

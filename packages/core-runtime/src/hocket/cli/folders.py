@@ -37,16 +37,6 @@ from hocket.results.folder import refuse_unwritable, remove_empty
 from hocket.results.kept_config import changed_keys, differing_keys, read_config, text_of_config
 from hocket.training.run import RunConfig, load_run, resolved
 
-__all__ = [
-    "check_asked",
-    "check_free",
-    "files_of_run",
-    "load_resumed",
-    "named_folder",
-    "prepared",
-    "with_ranks",
-]
-
 _log = logging.getLogger("hocket")
 
 #: The settings that a resumed run shares with the interrupted one; the checkpoint knows the strategy.

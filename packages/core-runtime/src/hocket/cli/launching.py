@@ -18,8 +18,6 @@ from hocket.results.provenance import describe_start
 from hocket.results.script import OUT, START, TRACE, check_folder
 from hocket.transport.joining import launched
 
-__all__ = ["launch_command", "variables_of"]
-
 _AGAIN = (
     "run the same command again; a script goes on from its last checkpoint with "
     "session.load(folder, missing='start')"

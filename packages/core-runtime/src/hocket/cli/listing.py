@@ -17,8 +17,6 @@ from hocket.plugin import CORE, KNOWN_WORDS, Kind, Plugin, RecipeFile, Registry,
 # The gap before a column of a line.
 _GAP = re.compile(r"\S {2,}|^ {2,}")
 
-__all__ = ["describe_plugins", "plugins_command"]
-
 
 def plugins_command() -> None:
     """Carry out `hocket plugins`."""

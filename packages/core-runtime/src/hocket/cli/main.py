@@ -26,8 +26,6 @@ from hocket.cli.wanted_ranks import WantedRanks
 from hocket.patience import saying_it_goes_on
 from hocket.training.startup import defer_dynamo
 
-__all__ = ["cli", "main"]
-
 _TARGET = click.argument("target", metavar="RECIPE|FILE.yaml", shell_complete=complete_recipes)
 _OVERRIDES = click.argument(
     "overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides

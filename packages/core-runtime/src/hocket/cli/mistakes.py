@@ -14,8 +14,6 @@ import click
 from hocket.errors import HocketError, UserError, reason
 from hocket.transport.joining import has_joined, speaks_first
 
-__all__ = ["mistakes_reported"]
-
 # Open MPI's mpiexec ends the others within 0.2 s of the first exit with an error.
 _RANK_0_REPORTS_S = 2.0
 

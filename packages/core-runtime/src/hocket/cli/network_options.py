@@ -14,8 +14,6 @@ from hocket.quantities import bits_per_second, read, seconds
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["GivenModel", "model_asked", "network_options", "network_overrides"]
-
 #: A latency without a unit above this many seconds was more likely meant in ms or us.
 _LONGEST_LATENCY_S = 1.0
 

@@ -11,8 +11,6 @@ from hocket import __version__
 from hocket.errors import UserError
 from hocket.plugin import KNOWN_WORDS, default_registry
 
-__all__ = ["new_plugin_command", "write_plugin"]
-
 _WORD = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 

@@ -8,8 +8,6 @@ import click
 
 from hocket.cli.click_parts import Folder
 
-__all__ = ["new"]
-
 
 @click.group()
 def new() -> None:

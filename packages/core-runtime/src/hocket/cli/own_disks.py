@@ -27,8 +27,6 @@ from hocket.training.run import RunConfig, load_run, resolved
 from hocket.transport.joining import join, launched
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["are_several", "resumed_run", "run_of_rank_0", "was_restarted"]
-
 #: The files that come to rank 0's host, in the order in which they are written: whether all came is told by the last.
 _FILES = (METRICS, CONFIG, STARTS)
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hocket.delays import Delays
     from hocket.plan.plan import ExchangePlan, Plan
 
-__all__ = ["ASSUMED_OVERLAP", "HOSTS", "assumptions", "copy_of", "islands_of", "ranks_of", "size_of", "title"]
-
 #: The effect of hosts on a plan.
 HOSTS = (
     "Hosts: a host's ranks share memory, and may form a group with a leader (over: {name: group, by: host}). The "

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from hocket.strategy.strategy import Strategy
     from hocket.task import Task
 
-__all__ = ["placed", "planned_run", "planned_with_copy", "situation_of"]
-
 #: The number of ranks to plan for by default.
 _DEFAULT_RANKS = 4
 

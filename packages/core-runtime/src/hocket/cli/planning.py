@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from hocket.plan.situation import TrainingSituation
     from hocket.strategy.strategy import Strategy
 
-__all__ = ["plan_command"]
-
 _HEADERS = (
     "exchange",
     "collective",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.situation import TrainingSituation
 
-__all__ = ["plan_several"]
-
 _HEADERS = ("strategy", "gradients", "parameters", "sent per step", "time per step", "memory")
 _COMPUTING = "computing"
 

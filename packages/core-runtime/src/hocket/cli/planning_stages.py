@@ -15,8 +15,6 @@ from hocket.task.api import Task
 from hocket.task.samples import batch_of
 from hocket.training.run import RunConfig
 
-__all__ = ["show_stages", "stages_of"]
-
 _HEADERS = ("stage", "modules", "parameters", "weights", "optimizer", "activations", "peak", "sent per batch")
 
 

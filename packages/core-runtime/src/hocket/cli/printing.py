@@ -11,8 +11,6 @@ from pathlib import Path
 
 from hocket.results import NEXT_CONFIG, TRACE_FILE
 
-__all__ = ["say", "say_left_trace", "say_results"]
-
 #: Columns of text where the output is no terminal.
 _TEXT_WIDTH = 110
 

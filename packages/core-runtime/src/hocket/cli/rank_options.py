@@ -10,8 +10,6 @@ from hocket.cli.click_parts import Command, Option, add_options
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.transport.hosts import MOST_RANKS
 
-__all__ = ["island_option", "island_overrides", "rank_options", "ranks_option"]
-
 island_option: Option = click.option(
     "--island",
     type=click.IntRange(1, MOST_RANKS),

@@ -32,8 +32,6 @@ from hocket.transport import Peer, join
 from hocket.transport.forking import in_each_rank
 from hocket.transport.virtual import VirtualWorld
 
-__all__ = ["run_rank", "run_virtual"]
-
 
 def run_rank(run: RunConfig, folder: Path, *, resume: bool = False, display: Display = Display.LINES) -> None:
     """Train on this process's rank; rank 0 writes the summary and the picture."""

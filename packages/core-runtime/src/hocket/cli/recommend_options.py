@@ -8,8 +8,6 @@ from hocket.cli.click_parts import Command, add_options
 from hocket.cli.network_options import network_options
 from hocket.cli.rank_options import island_option
 
-__all__ = ["recommend_options"]
-
 _OPTIONS = (
     click.argument("words", nargs=-1, metavar="[RECIPE|FILE.yaml|RUN] [KEY=VALUE]..."),
     network_options,

@@ -17,8 +17,6 @@ from hocket.plugin import default_registry
 from hocket.plugin.discovery import KNOWN_WORDS, TASKS
 from hocket.quantities import read, seconds
 
-__all__ = ["recommend_command"]
-
 
 def recommend_command(
     words: Sequence[str],

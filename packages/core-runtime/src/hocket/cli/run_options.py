@@ -15,8 +15,6 @@ from hocket.training.observer import Display
 from hocket.training.run import RunConfig
 from hocket.transport.joining import launched
 
-__all__ = ["RunOptions", "run_options"]
-
 
 @dataclass(frozen=True)
 class RunOptions:

@@ -44,8 +44,6 @@ from hocket.transport.rank_process import check_memory, own_python, threads_per_
 if TYPE_CHECKING:
     from hocket.task import TaskData
 
-__all__ = ["resume_command", "run_command"]
-
 _log = logging.getLogger(__name__)
 
 

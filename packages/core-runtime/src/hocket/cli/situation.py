@@ -35,8 +35,6 @@ from hocket.training.run import RunConfig, load_run, resolved
 from hocket.transport.hosts import parse_hosts
 from hocket.transport.rank_process import own_python
 
-__all__ = ["Asked", "late_override"]
-
 #: Longer values of overrides are left out of a strategy's name.
 _LONGEST = 20
 _STRATEGY_KEYS = (*SLOTS, "strategy", "phases", "recipe")

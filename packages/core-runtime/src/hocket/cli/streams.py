@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["keep_streams"]
-
 _NAMES = {1: "standard output", 2: "standard error"}
 
 #: Stand-ins for the characters that Hocket itself prints; others are written as in Python, such as `\u03c6`.

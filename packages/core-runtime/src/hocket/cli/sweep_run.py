@@ -16,8 +16,6 @@ from hocket.results.history import read_summary
 from hocket.training.observer import text_of_metrics
 from hocket.transport.rank_process import own_python, threads_per_rank
 
-__all__ = ["OUTPUT", "SweepRun"]
-
 #: The file of a run's output, in its folder.
 OUTPUT = "output.txt"
 

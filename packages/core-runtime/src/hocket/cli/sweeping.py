@@ -42,8 +42,6 @@ from hocket.results.provenance import (
 from hocket.training.run import RunConfig, load_run, resolved
 from hocket.transport.joining import launched
 
-__all__ = ["carry_out_in", "sweep_command"]
-
 _LOCK = ".sweep.lock"
 
 #: The keys that may differ from an earlier run of the same combination.

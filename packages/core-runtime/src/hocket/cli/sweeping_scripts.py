@@ -20,8 +20,6 @@ from hocket.results.script import FILES, STRATEGY
 from hocket.strategy.compose import SYNCHRONOUS_STEPS, compose
 from hocket.transport.joining import launched
 
-__all__ = ["sweep_script_command"]
-
 
 def sweep_script_command(
     script: str,

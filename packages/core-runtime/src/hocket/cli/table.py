@@ -8,8 +8,6 @@ import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
 
-__all__ = ["show_table"]
-
 # Characters between two columns, and around them: spaces, or lines with a space on each side.
 _PLAIN_GAP = 2
 _DRAWN_GAP = 4

@@ -19,8 +19,6 @@ from hocket.transport.launching import Starter, launch, usable_mpiexec
 from hocket.transport.mpiexec import find_mpiexec
 from hocket.transport.own_ranks import OwnRanks, ssh
 
-__all__ = ["WantedRanks", "launch_here"]
-
 _MASTER_PORT = 29500
 
 #: Signals by which a process ends that was not asked to.

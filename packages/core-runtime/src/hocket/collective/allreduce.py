@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
 
-__all__ = ["AllreduceAlgorithm", "Allreduce"]
-
 #: (rank, size, data) -> this rank's part of summing everybody's `data` in place.
 AllreduceBuilder = Callable[[int, int, "Array"], "Schedule"]
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
 
-__all__ = ["Candidate", "ChosenChannel", "fastest", "measured_network", "describe_choice"]
-
 _log = logging.getLogger("hocket")
 
 T = TypeVar("T")

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
 
-__all__ = ["Gossip"]
-
 # Topologies change from round to round; what a round costs is the mean over the first so many.
 _ROUNDS_LOOKED_AT = 64
 

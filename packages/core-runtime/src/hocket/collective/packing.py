@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from hocket.segment.segment import Segment
 
-__all__ = ["Packing", "packing_for"]
-
 
 def packing_for(compressor: Compressor | None, segments: Sequence[Segment]) -> Packing | None:
     """Return the packing of an exchange's segments, None where they travel as they are."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
 
-__all__ = ["Broadcast", "Reduce"]
-
 
 @dataclass(frozen=True)
 class _Rooted(Collective):

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
 
-__all__ = ["Regions", "ScalableChannel", "scalable_cost", "share_bytes"]
-
 _COUNTS_BYTES = 16
 #: To owners go messages of so many shares: ranks do not select as much as each other in a region.
 _ROOM = 1.5

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
 
-__all__ = ["GatheringChannel", "Mean", "SparseAlgorithm", "SparseAllreduce", "gather_cost"]
-
 
 class Mean(StrEnum):
     """A divisor of sums."""

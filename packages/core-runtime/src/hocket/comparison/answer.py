@@ -10,8 +10,6 @@ from hocket.comparison.group import RunGroup
 from hocket.comparison.record import Record
 from hocket.quantities import format_bytes, format_seconds
 
-__all__ = ["UNTIMED", "answer", "bars"]
-
 #: The reason why a run has no steps per second.
 UNTIMED = "no computing time was set (compute.step_s), so that seconds on the virtual clock are those of messages alone"
 

@@ -15,17 +15,6 @@ from hocket.config.settings import DESCRIPTIVE
 from hocket.errors import some
 from hocket.plain import Tree, TreeView
 
-__all__ = [
-    "MEANING",
-    "Curve",
-    "RunGroup",
-    "Spread",
-    "differing_settings",
-    "group_by_seed",
-    "spread_of",
-    "written",
-]
-
 #: The meaning of a group's numbers.
 MEANING = "mean ± standard deviation (n - 1) over runs that differ by their seeds only"
 

@@ -12,8 +12,6 @@ from hocket.comparison.record import Record
 from hocket.errors import UserError
 from hocket.results.history import is_number
 
-__all__ = ["Measure", "Target", "measures", "parse_targets"]
-
 _TARGET = re.compile(r"(?P<name>[^<>=]+)(?P<relation><=|>=|=)(?P<value>.+)")
 
 

@@ -28,8 +28,6 @@ from hocket.results.history import is_number
 from hocket.results.kept_config import differing_keys
 from hocket.training.run import load_run, resolved
 
-__all__ = ["comparison_page", "run_page"]
-
 _OVER = {"step": "step", "seconds": "seconds", "bytes_sent": "MB sent per rank"}
 _COST = {
     "wait_share": "time waited for others, %",

@@ -10,8 +10,6 @@ from hocket.comparison.group import RunGroup, spread_of
 from hocket.comparison.measure import Measure
 from hocket.comparison.record import Record
 
-__all__ = ["DifferenceTable", "Paired", "difference_table", "paired"]
-
 #: The two-sided 95 % quantile of Student's t, for 1 to 30 degrees of freedom.
 #: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, column 0.975.
 _T_95 = (

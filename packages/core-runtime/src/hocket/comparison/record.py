@@ -18,8 +18,6 @@ from hocket.results.history import Point, Row, is_number, metric_names, points, 
 from hocket.results.kept_config import changed_keys, read_config
 from hocket.results.script import OWN_KEYS, SCRIPT
 
-__all__ = ["Record", "read_record", "read_records", "runs_within"]
-
 _log = logging.getLogger("hocket")
 
 #: The advice for a folder from which a file is missing.

@@ -25,17 +25,6 @@ if TYPE_CHECKING:
     from hocket.segment.segment import Segment
     from hocket.segment.shape import SegmentShape
 
-__all__ = [
-    "Compressor",
-    "CompressorTraits",
-    "Footprint",
-    "Message",
-    "SparseValues",
-    "State",
-    "count_of",
-    "footprint_of",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Message:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from hocket.segment.segment import Segment
     from hocket.segment.shape import SegmentShape
 
-__all__ = ["BFloat16", "Float16"]
-
 _ITEM_BYTES = 2
 
 #: torch widens what it adds into a buffer of its own: one of this many elements stays in the cache, which makes the

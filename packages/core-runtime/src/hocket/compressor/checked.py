@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from hocket.arrays import Array
     from hocket.segment.segment import Segment
 
-__all__ = ["message_of", "payload_fault"]
-
 
 def message_of(compressor: Compressor, segment: Segment, state: State, round: int) -> Message:
     """Return the message of `compressor.compress`; check the first one of each state for mistakes.

@@ -20,8 +20,6 @@ from hocket.segment.partition import Model, named_spans, partition
 from hocket.segment.segment import Segment, view_of
 from hocket.segment.shape import wire_dtype
 
-__all__ = ["ddp_comm_hook"]
-
 _Hook = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from hocket.segment.segment import Segment
     from hocket.segment.shape import SegmentShape
 
-__all__ = ["ErrorFeedback"]
-
 
 class _ErrorFeedbackState(WrapperState):
     """The residual V, in a segment of its own, which the inner compressor reads as outgoing."""

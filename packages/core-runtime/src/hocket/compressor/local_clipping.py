@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from hocket.segment.segment import Segment
 
-__all__ = ["LocalClipping"]
-
 
 @dataclass(frozen=True)
 class LocalClipping(Wrapper):

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from hocket.segment.segment import Segment
     from hocket.segment.shape import SegmentShape
 
-__all__ = ["MomentumCorrection"]
-
 
 class _Velocity(WrapperState):
     """The velocity u and what the optimizer would do in this round."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["OptimizerTerms", "optimizer_terms", "settings_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class OptimizerTerms:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from hocket.segment.segment import Segment
     from hocket.segment.shape import SegmentShape
 
-__all__ = ["SharedRandom"]
-
 
 @dataclass(frozen=True)
 class SharedRandom(Compressor):

@@ -39,18 +39,6 @@ if TYPE_CHECKING:
     from hocket.segment.segment import Segment
     from hocket.segment.shape import SegmentShape
 
-__all__ = [
-    "INDEX_BYTES",
-    "TopK",
-    "add_sparse",
-    "clear_sparse",
-    "largest",
-    "largest_places",
-    "pack_sparse",
-    "sparse_bytes",
-    "unpack_sparse",
-]
-
 _COUNT_BYTES = 8
 #: Bytes of an element's place in its segment, int32.
 INDEX_BYTES = 4

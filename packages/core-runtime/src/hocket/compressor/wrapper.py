@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from hocket.segment.segment import Segment
     from hocket.segment.shape import SegmentShape
 
-__all__ = ["Identity", "Wrapper", "WrapperState", "is_finite", "refuse_transforms", "with_state"]
-
 
 @dataclass(frozen=True)
 class Identity(Compressor):

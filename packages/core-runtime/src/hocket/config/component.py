@@ -20,17 +20,6 @@ from hocket.plugin import Kind, Registry, default_registry
 from hocket.plugin.kinds import kind_of_hint
 from hocket.quantities import BITS, bits_per_second, seconds, unit_of_key
 
-__all__ = [
-    "build_component",
-    "build_record",
-    "build_reference",
-    "component_name",
-    "construct",
-    "describe",
-    "read_fields",
-    "telling_fields",
-]
-
 T = TypeVar("T")
 
 #: The name that stands for no component, if none is needed.

@@ -14,8 +14,6 @@ from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from hocket.errors import ConfigError, suggest
 from hocket.plain import Tree, TreeView
 
-__all__ = ["Document", "Location", "Origin", "Path"]
-
 #: The least similarity, 0 to 1, at which an unknown key counts as misspelt and is not looked for elsewhere.
 _SLIP = 0.8
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["build_optimizer", "build_optimizers", "complete_arguments"]
-
 _LEFT_OUT = ("params",)
 
 #: The optimizer of what is no hidden matrix, as an argument of the one of those.

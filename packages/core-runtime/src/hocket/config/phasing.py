@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from hocket.config.document import Document, Location, Origin
 from hocket.config.source import SLOTS
 
-__all__ = ["phase_documents"]
-
 
 def phase_documents(document: Document) -> Iterator[tuple[int, Document]]:
     """Yield for each phase, in order, its first step and the whole document as it is then.

@@ -13,8 +13,6 @@ from hocket.plain import Tree, TreeView
 from hocket.plugin.discovery import cause_of
 from hocket.plugin.kinds import import_object
 
-__all__ = ["REFERENCE", "Reference"]
-
 T = TypeVar("T")
 
 #: The form of a reference, for errors.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["build_scheduler", "complete_arguments", "metric_of"]
-
 # A resumed run knows its last step from its checkpoint.
 _LEFT_OUT = ("optimizer", "last_epoch")
 

@@ -13,8 +13,6 @@ from omegaconf.errors import OmegaConfBaseException
 from hocket.config.document import Location
 from hocket.configured import allowed_by, choices_or, optional
 
-__all__ = ["read_value"]
-
 #: Lists whose elements are no lists.
 _LISTS = (list[int], list[float], list[str])
 

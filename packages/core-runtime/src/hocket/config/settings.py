@@ -14,20 +14,6 @@ from hocket.plain import Tree
 from hocket.transport.hosts import MOST_RANKS
 from hocket.transport.network import NetworkModel
 
-__all__ = [
-    "DEFAULTS",
-    "DESCRIPTIVE",
-    "ROOT_KEYS",
-    "CheckpointSettings",
-    "Device",
-    "IslandSettings",
-    "Lanes",
-    "OnNonfinite",
-    "Precision",
-    "RunSettings",
-    "TransportName",
-]
-
 #: Keys that describe a strategy in words and change nothing.
 DESCRIPTIVE = (
     "name",

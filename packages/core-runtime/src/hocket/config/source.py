@@ -22,17 +22,6 @@ from hocket.errors import ConfigError, shortened
 from hocket.plain import Tree, TreeView
 from hocket.plugin import Registry
 
-__all__ = [
-    "DEFAULT_RECIPE",
-    "SLOTS",
-    "Override",
-    "Target",
-    "based_on",
-    "load_document",
-    "parse_override",
-    "run_keys",
-]
-
 #: The recipe of a run's file that has neither a strategy nor a recipe.
 DEFAULT_RECIPE = "sgd"
 

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from hocket.configured import Configured
 
-__all__ = ["ComputeModel", "Delays", "check_seconds"]
-
 
 class Delays(Configured, ABC):
     """The delay of each rank in each step, before its forward.

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from hocket import draws
 from hocket.delays.api import Delays, check_seconds
 
-__all__ = ["Fixed", "LinearSkew", "RandomSubset", "ShiftingSkew"]
-
 
 @dataclass(frozen=True)
 class Fixed(Delays):

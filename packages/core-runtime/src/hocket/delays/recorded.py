@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from hocket.delays.api import Delays, check_seconds
 
-__all__ = ["Recorded"]
-
 _COLUMNS = ["rank", "step", "seconds"]
 
 

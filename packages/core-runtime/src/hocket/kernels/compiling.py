@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from numba.core.base import BaseContext
     from numba.core.typing import Context, Signature
 
-__all__ = ["Intrinsic", "cache_folder", "compiled", "compiled_once", "fence", "pointer_to"]
-
 #: The signature of an intrinsic, and what writes the instructions of a call.
 Intrinsic: TypeAlias = "tuple[Signature, Callable[..., ir.Value]]"
 

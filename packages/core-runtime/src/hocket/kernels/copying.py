@@ -8,8 +8,6 @@ from hocket.arrays import Array
 from hocket.kernels.compiling import compiled, fence
 from hocket.kernels.lines import LINE_BYTES, stream_line
 
-__all__ = ["merge_delayed", "scaled_copy"]
-
 # Elements at a time: they stay in a core's first cache until they are written.
 _TILE = 1024
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from hocket.kernels.compiling import Intrinsic
 
-__all__ = ["AHEAD_BYTES", "LINE_BYTES", "copy_line", "scaled_line", "stream_line", "weighted_line"]
-
 #: Bytes of a cache line.
 LINE_BYTES = 64
 

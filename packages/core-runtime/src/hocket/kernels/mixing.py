@@ -12,8 +12,6 @@ from hocket.arrays import Array, MixingRows
 from hocket.kernels.compiling import compiled, compiled_once, fence, pointer_to
 from hocket.kernels.lines import AHEAD_BYTES, LINE_BYTES, copy_line, scaled_line, weighted_line
 
-__all__ = ["JoinedRows", "Mix"]
-
 # Bytes of a vector at a time: what is read stays in a core's first cache until it is written, and the next tile comes
 # into it meanwhile.
 _TILE_BYTES = AHEAD_BYTES

@@ -9,8 +9,6 @@ from typing import ClassVar
 from hocket.configured import Configured
 from hocket.plain import TreeView
 
-__all__ = ["Log", "Logger", "Row"]
-
 #: Metrics of one step by name, `step` among them: numbers, texts, None, and lists of such.
 Row = TreeView
 

@@ -15,8 +15,6 @@ from hocket.own_files import set_aside
 from hocket.plain import Tree, TreeView
 from hocket.strict_json import dumps, loads, without_nan
 
-__all__ = ["Csv", "JsonLines", "read_lines"]
-
 _log = logging.getLogger("hocket")
 
 

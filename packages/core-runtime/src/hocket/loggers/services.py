@@ -20,8 +20,6 @@ from hocket.loggers.api import Log, Logger, Row
 from hocket.own_files import set_aside
 from hocket.plain import Tree, TreeView
 
-__all__ = ["TensorBoard", "Wandb", "WandbMode"]
-
 _log = logging.getLogger("hocket")
 
 

@@ -15,8 +15,6 @@ from hocket.configured import Configured
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Merge", "Outer"]
-
 
 class Outer(Configured, ABC):
     """An optimizer of outer parameters; a frozen dataclass whose fields are its configuration.

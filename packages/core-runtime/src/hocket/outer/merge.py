@@ -14,8 +14,6 @@ from hocket.outer.api import Merge
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["AddDisplacement", "Blend"]
-
 
 @dataclass(frozen=True)
 class AddDisplacement(Merge):

@@ -15,8 +15,6 @@ from hocket.outer.api import Outer
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Sgd"]
-
 
 @dataclass(frozen=True)
 class Sgd(Outer):

@@ -14,18 +14,6 @@ from hocket.plan.situation import TrainingSituation
 from hocket.plan.utilisation import BANDWIDTHS, exposed_seconds
 from hocket.strategy.strategy import Strategy
 
-__all__ = [
-    "CLOSE",
-    "ERROR",
-    "PLAIN",
-    "Advice",
-    "AdvisedStrategy",
-    "Prediction",
-    "is_exact",
-    "measured_cost",
-    "predict",
-]
-
 #: The recipe that changes nothing and sends while backward goes on, as DDP does.
 PLAIN = "agd"
 

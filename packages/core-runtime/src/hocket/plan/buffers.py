@@ -11,8 +11,6 @@ from hocket.collective.allreduce import Allreduce
 from hocket.segment.shape import wire_dtype
 from hocket.transport.network import Cost, NetworkModel
 
-__all__ = ["RUNNING", "averaged_buffers", "mean_cost"]
-
 #: What modules call a statistic of the batches that they have seen: BatchNorm, InstanceNorm, and others' like them.
 RUNNING = ("running_mean", "running_var")
 

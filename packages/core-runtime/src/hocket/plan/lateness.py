@@ -14,8 +14,6 @@ from hocket.plan.plan import ExchangePlan, Plan
 if TYPE_CHECKING:
     from hocket.delays import Delays
 
-__all__ = ["LOOKED_AT", "held_up_seconds"]
-
 #: Of how many steps the mean is taken.
 LOOKED_AT = 240
 

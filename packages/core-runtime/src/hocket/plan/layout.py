@@ -9,19 +9,6 @@ from hocket.segment.partition import Fragments, ParameterSpan, partition
 from hocket.segment.shape import SegmentShape, wire_dtype
 from hocket.strategy.exchange import GRADIENTS, Exchange, Overlap
 
-__all__ = [
-    "FIRST_PRESENCE",
-    "NONFINITE",
-    "OUTER",
-    "WEIGHT",
-    "Layout",
-    "buffer_bytes",
-    "buffers_of",
-    "gradient_layout",
-    "layouts",
-    "parameter_layout",
-]
-
 #: The trailer of a gradient segment, by index behind the data: the rank's weight, whether it holds
 #: NaN or Inf, and from `FIRST_PRESENCE` on one for each parameter, whether it had a gradient. A segment of
 #: parameters has its push-sum weight there, or what a distance from outer parameters counts; where ranks mix these,

@@ -12,8 +12,6 @@ from hocket.strategy.scope import Placement
 from hocket.topology.api import Topology
 from hocket.transport.network import NetworkModel
 
-__all__ = ["WITHIN_A_HOST", "networks"]
-
 #: What joins ranks of one host, through its memory: near what `tools/bench -k messages` measures over MPI.
 WITHIN_A_HOST = NetworkModel(latency_s=15e-6, bandwidth_bits_per_s=60e9)
 _ROUNDS_LOOKED_AT = 16

@@ -11,8 +11,6 @@ from hocket.quantities import count, read
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["MATRICES", "model_of", "model_of_size"]
-
 #: The number of equal matrices assumed for a model of which only the number of parameters is known.
 MATRICES = 24
 

@@ -13,8 +13,6 @@ from hocket.plan.layout import Layout
 from hocket.plan.plan import ExchangePlan, Plan
 from hocket.segment.segment import Segment
 
-__all__ = ["packing_seconds"]
-
 #: So many elements are compressed at least, or all; what a segment takes is proportional to them.
 _LEAST_NUMEL = 1 << 22
 _REPEATS = 3

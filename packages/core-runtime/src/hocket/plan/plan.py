@@ -20,8 +20,6 @@ from hocket.strategy.scope import Placement
 from hocket.strategy.strategy import Strategy
 from hocket.transport.network import Cost, NetworkModel
 
-__all__ = ["Plan", "ExchangePlan", "plan"]
-
 
 @dataclass(frozen=True)
 class ExchangePlan:

@@ -18,8 +18,6 @@ from hocket.plan.plan import ExchangePlan, Plan
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["saved_bytes"]
-
 
 def saved_bytes(
     plan: Plan,

@@ -15,8 +15,6 @@ from hocket.strategy.scope import Placement
 from hocket.strategy.strategy import Strategy
 from hocket.transport.host import SMALLEST_BYTES
 
-__all__ = ["TrainingSituation"]
-
 
 @dataclass(frozen=True)
 class TrainingSituation:

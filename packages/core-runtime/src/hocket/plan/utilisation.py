@@ -16,8 +16,6 @@ import numpy as np
 from hocket.plan.plan import ExchangePlan, Plan
 from hocket.strategy.exchange import GRADIENTS, Overlap
 
-__all__ = ["BACKWARD_SHARE", "BANDWIDTHS", "computing_share", "exposed_seconds", "least_bandwidths"]
-
 #: Bits a second: 50 from 0.1 Gbit/s to 1 Tbit/s, each 1.21 times the one before.
 BANDWIDTHS: Sequence[float] = (np.logspace(-1, 3, 50) * 1e9).tolist()
 

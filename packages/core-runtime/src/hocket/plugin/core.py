@@ -10,8 +10,6 @@ from hocket.plugin.markers import hookimpl
 if TYPE_CHECKING:
     from hocket.plugin.registrar import Registrar
 
-__all__ = ["hocket_register"]
-
 _RECIPES = Path(__file__).parent.parent / "strategy" / "recipes"
 
 

@@ -18,17 +18,6 @@ from hocket.installing import how_to_install
 from hocket.patience import speaking_after
 from hocket.plugin.markers import PROJECT
 
-__all__ = [
-    "CORE",
-    "KNOWN_WORDS",
-    "TASKS",
-    "FindEntryPoints",
-    "Plugin",
-    "cause_of",
-    "import_plugin",
-    "installed",
-]
-
 #: The plugins that Hocket itself offers; the package of `word` is `hocket-word`.
 KNOWN_WORDS = (
     "adpsgd",

@@ -9,8 +9,6 @@ from hocket.plugin.markers import hookspec
 if TYPE_CHECKING:
     from hocket.plugin.registrar import Registrar
 
-__all__ = ["hocket_register", "hocket_step_end"]
-
 
 @hookspec
 def hocket_register(registry: Registrar) -> None:

@@ -8,8 +8,6 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-__all__ = ["Kind", "check_component", "import_object", "kind_of_hint"]
-
 
 class Kind(StrEnum):
     """A kind of component that a plugin may provide."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pluggy
 
-__all__ = ["PROJECT", "hookimpl", "hookspec"]
-
 #: The pluggy project, and the entry-point group in which plugins announce themselves.
 PROJECT = "hocket"
 

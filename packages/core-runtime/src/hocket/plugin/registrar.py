@@ -11,8 +11,6 @@ from hocket.errors import ConfigError
 from hocket.plugin.discovery import Plugin
 from hocket.plugin.kinds import Kind, check_component
 
-__all__ = ["Benchmark", "RecipeFile", "Registrar", "Registration", "Tables"]
-
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _NAME_RULE = "a name has lower-case letters, digits and underscores, and no prefix"
 

@@ -25,8 +25,6 @@ from hocket.plugin.kinds import Kind, check_component, import_object
 from hocket.plugin.markers import PROJECT
 from hocket.plugin.registrar import Benchmark, RecipeFile, Registrar, Registration, Tables
 
-__all__ = ["Registry", "default_registry"]
-
 _log = logging.getLogger("hocket")
 
 

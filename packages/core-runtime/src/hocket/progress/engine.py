@@ -14,8 +14,6 @@ from hocket.transport.request import Request, T
 from hocket.transport.signals import Bells, Event, Wake
 from hocket.transport.waiting import back_off_s
 
-__all__ = ["Activity", "ProgressEngine"]
-
 
 class Activity(ABC):
     """An activity of an engine, such as a schedule: it advances when another rank wakes this one, until closed.

@@ -20,8 +20,6 @@ from hocket.transport.peer import Peer
 from hocket.transport.request import FunctionRequest, Request
 from hocket.transport.signals import Bells
 
-__all__ = ["Execution"]
-
 # The data of a round is sent under one of so many numbers, which every transport accepts. They come again only rounds
 # later, and then still in order between the same two ranks.
 _NUMBERS = 16_384

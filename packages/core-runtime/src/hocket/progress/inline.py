@@ -12,8 +12,6 @@ from hocket.progress.engine import ProgressEngine
 from hocket.transport.threads import wait_until
 from hocket.transport.waiting import back_off_s
 
-__all__ = ["InlineProgress"]
-
 
 class InlineProgress(ProgressEngine):
     """An engine whose activities run only in `advance`, and while their application waits for one.

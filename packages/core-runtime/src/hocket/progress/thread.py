@@ -15,8 +15,6 @@ from hocket.transport.peer import Peer
 from hocket.transport.request import FunctionRequest, Request, T
 from hocket.transport.signals import Event, Wake
 
-__all__ = ["ThreadProgress"]
-
 # If the training thread has not heard of a failure after so many seconds, the thread ends the job itself.
 _TELLING_S = 5.0
 

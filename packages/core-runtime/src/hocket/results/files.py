@@ -31,8 +31,6 @@ from hocket.results.kept_config import text_of_config
 from hocket.results.provenance import add_start, imported_versions, keep_user_modules, ranks_by_host
 from hocket.strict_json import dumps
 
-__all__ = ["Results", "files_of", "write_summary"]
-
 #: The names that every run writes; copies of its modules go to folders that are free.
 OF_RUN = (CONFIG, NEXT_CONFIG, STARTS, NEXT_START, SUMMARY, MODEL, PICTURE, CHECKPOINTS)
 

@@ -17,8 +17,6 @@ from hocket.plain import TreeView
 from hocket.results import CONFIG, NEXT_CONFIG, NEXT_START
 from hocket.results.kept_config import text_of_config
 
-__all__ = ["prepared", "refuse_unwritable", "remove_empty"]
-
 #: The message about a folder into which another run writes.
 _BUSY = "another run is at work there ({holder}): name another folder, or wait for it, or end it"
 

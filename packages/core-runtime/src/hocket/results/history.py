@@ -12,8 +12,6 @@ from hocket.plain import Tree, TreeView
 from hocket.results import HELD_OUT
 from hocket.strict_json import loads
 
-__all__ = ["Point", "Row", "held_out", "is_number", "metric_names", "points", "read_rows", "read_summary"]
-
 _log = logging.getLogger("hocket")
 
 #: A line of `metrics.jsonl`.

@@ -11,8 +11,6 @@ from hocket.errors import ConfigError, reason
 from hocket.own_files import remembered
 from hocket.plain import Tree, TreeView, flattened
 
-__all__ = ["changed_keys", "differing_keys", "read_config", "text_of_config"]
-
 #: The line that ends a YAML document.
 _END = "..."
 

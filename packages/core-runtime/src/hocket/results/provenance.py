@@ -26,19 +26,6 @@ from hocket.plugin.markers import PROJECT
 from hocket.results import SOURCE, STARTS
 from hocket.strict_json import dumps
 
-__all__ = [
-    "add_start",
-    "changed_modules",
-    "changed_since",
-    "describe_start",
-    "imported_versions",
-    "keep_user_modules",
-    "kept_modules",
-    "module_contents",
-    "ranks_by_host",
-    "starts_in",
-]
-
 _log = logging.getLogger(__name__)
 
 _PACKAGES = (CORE.package, "torch", "numpy", "numba", "mpi4py")

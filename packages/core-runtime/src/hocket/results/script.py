@@ -18,8 +18,6 @@ from hocket.results import (
 )
 from hocket.results.folder import refuse_unwritable
 
-__all__ = ["FILES", "OUT", "OWN_KEYS", "SCRIPT", "START", "STRATEGY", "TRACE", "check_folder", "take_folder"]
-
 #: Variables of a script's ranks, from `hocket launch` and `hocket sweep`: the folder of its results, its start as
 #: JSON, whether to trace it, and the strategy in place of the script's own, as JSON [recipe or null, *overrides].
 OUT, START, TRACE, STRATEGY = "HOCKET_OUT", "HOCKET_START", "HOCKET_TRACE", "HOCKET_STRATEGY"

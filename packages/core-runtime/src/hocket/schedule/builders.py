@@ -23,19 +23,6 @@ from hocket.arrays import Array
 from hocket.schedule.operations import Add, Logic, NoOp, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule, chain
 
-__all__ = [
-    "activation_broadcast",
-    "allgather",
-    "alltoall",
-    "binomial_allreduce",
-    "binomial_broadcast",
-    "binomial_reduce",
-    "rabenseifner_allreduce",
-    "recursive_doubling_allreduce",
-    "ring_allreduce",
-    "tree_allreduce",
-]
-
 
 def recursive_doubling_allreduce(rank: int, size: int, data: Array) -> Schedule:
     """Return this rank's part of summing all ranks' `data` in place, in about log2(size) stages.

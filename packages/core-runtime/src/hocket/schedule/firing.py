@@ -7,8 +7,6 @@ from collections import deque
 from hocket.schedule.operations import Logic
 from hocket.schedule.schedule import Schedule
 
-__all__ = ["Firing"]
-
 
 class Firing:
     """The fired and the done operations of a schedule, in one round after the other.

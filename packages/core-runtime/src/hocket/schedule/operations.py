@@ -13,8 +13,6 @@ from enum import Enum
 
 from hocket.arrays import Array
 
-__all__ = ["Add", "Compute", "Gate", "Logic", "NoOp", "Operation", "Receive", "Send"]
-
 
 class Logic(Enum):
     """The condition for an operation to fire."""

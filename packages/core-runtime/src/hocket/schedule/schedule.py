@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from hocket.errors import HocketError, suggest
 from hocket.schedule.operations import Add, NoOp, Operation, Receive, Send
 
-__all__ = ["Schedule", "ScheduleError", "chain"]
-
 
 class ScheduleError(HocketError):
     """An error about operations that form no schedule."""

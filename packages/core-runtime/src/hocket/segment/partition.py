@@ -20,20 +20,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = [
-    "ALIGNMENT_BYTES",
-    "Bytes",
-    "Fragments",
-    "Layers",
-    "Model",
-    "Pattern",
-    "Segmentation",
-    "ParameterSpan",
-    "named_spans",
-    "partition",
-    "unusual_strides",
-]
-
 #: Every parameter starts at a multiple of this within its buffer, as it would in an allocation of its own: vector
 #: units read aligned data faster. The padding is zero, and travels.
 ALIGNMENT_BYTES = 64

@@ -17,8 +17,6 @@ from hocket.segment.staging import Staging, TrailerStaging
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
 
-__all__ = ["Segment", "allocate", "own_storage_of", "view_of"]
-
 
 class Segment(SegmentShape):
     """A segment: flat buffers of one dtype and device for a run of parameters.

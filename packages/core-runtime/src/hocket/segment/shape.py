@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from hocket.segment.partition import ParameterSpan
 
-__all__ = ["SegmentShape", "wire_dtype"]
-
 
 class SegmentShape:
     """The parameters of a segment and the length of its trailer; a `Segment`, or a layout before there is one.

@@ -13,8 +13,6 @@ from hocket.segment.shards import Shard, address_of, fsdp_modules, is_sharded, l
 from hocket.segment.storage import Bound, ParameterStorage, Pieces
 from hocket.transport.peer import Peer
 
-__all__ = ["ShardStorage"]
-
 
 class ShardStorage(ParameterStorage):
     """The memory of the shards on this rank: a flat piece for each parameter, in its own place.

@@ -19,19 +19,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-__all__ = [
-    "Shard",
-    "address_of",
-    "fsdp_modules",
-    "gathered",
-    "is_sharded",
-    "like",
-    "local",
-    "part_of",
-    "part_within",
-    "whole_of",
-]
-
 #: Of each DTensor parameter that a session holds, a weak reference to its shard.
 _shards = WeakIdKeyDictionary()
 

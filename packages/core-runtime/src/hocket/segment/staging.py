@@ -10,8 +10,6 @@ from torch import Tensor
 
 from hocket.transport.request import FunctionRequest, Request
 
-__all__ = ["Staging", "TrailerStaging", "is_captured"]
-
 
 class Staging:
     """The copies of a segment out of a device and into it.

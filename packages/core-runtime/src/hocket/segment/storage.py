@@ -17,8 +17,6 @@ from hocket.segment.partition import Model, ParameterSpan, named_spans, partitio
 from hocket.segment.segment import allocate, own_storage_of
 from hocket.transport.peer import Peer
 
-__all__ = ["Bound", "ParameterStorage", "Pieces"]
-
 T = TypeVar("T")
 
 #: Places in a segment, in order, and the flat parts of the storage that hold the parameters of each.

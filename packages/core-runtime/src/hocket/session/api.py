@@ -14,16 +14,6 @@ from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer
 from hocket.transport.peer import Peer
 
-__all__ = [
-    "Attachment",
-    "Loss",
-    "MakeOptimizer",
-    "StepResult",
-    "TrainStep",
-    "left_by",
-]
-
-
 #: From the model's output and the batch's target to a scalar, the mean over the batch.
 Loss = Callable[[Batch, Batch], Tensor]
 

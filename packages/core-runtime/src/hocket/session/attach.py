@@ -47,8 +47,6 @@ from hocket.transport.peer import Peer
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["attach"]
-
 _log = logging.getLogger("hocket")
 
 P = ParamSpec("P")

@@ -17,8 +17,6 @@ from hocket.session.step.optimizers import is_attached, sessions_with
 from hocket.session.torch_internals import outside_of_dynamo, replace_method
 from hocket.strategy.strategy import Strategy
 
-__all__ = ["refuse_ddp", "watch_ddp"]
-
 
 def refuse_ddp(strategy: Strategy, ranks: int, size: int, rank: int, step: int) -> None:
     """Refuse DistributedDataParallel that averages what a session exchanges.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hocket.session.engine_session import EngineSession
     from hocket.session.replica_session import ReplicaSession
 
-__all__ = ["DataParallel", "Engine", "PlannedStage", "ReplicaEngine"]
-
 
 class Engine(Configured, ABC):
     """A way from a batch to a step; a frozen dataclass whose fields are its configuration."""

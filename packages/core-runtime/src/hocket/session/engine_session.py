@@ -31,8 +31,6 @@ from hocket.strategy.advice import outer_age, unreached
 from hocket.trace import Observer
 from hocket.transport.peer import gather
 
-__all__ = ["EndsOnRequest", "EngineSession"]
-
 _log = logging.getLogger("hocket")
 
 

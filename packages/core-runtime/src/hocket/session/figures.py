@@ -5,8 +5,6 @@ from __future__ import annotations
 from hocket.session.engine_session import EngineSession
 from hocket.strategy.advice import unreached
 
-__all__ = ["figures_of"]
-
 
 def figures_of(
     session: EngineSession,

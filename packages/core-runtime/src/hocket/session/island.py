@@ -22,8 +22,6 @@ from hocket.transport.peer import Peer, gather
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Island", "find_island", "mesh_of", "shares_of"]
-
 _log = logging.getLogger("hocket")
 
 _ONE_ISLAND = (

@@ -24,8 +24,6 @@ from hocket.transport.peer import Peer
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["check_gathered", "check_island", "check_sharded"]
-
 
 def check_island(
     model: nn.Module,

@@ -11,8 +11,6 @@ from hocket.own_files import claim
 from hocket.plain import TreeView
 from hocket.plugin import Kind, default_registry
 
-__all__ = ["open_logs"]
-
 
 def open_logs(folder: Path, loggers: Sequence[Logger | str], config: TreeView, step: int) -> list[Log]:
     """Open logs in a folder, which is made where it is missing.

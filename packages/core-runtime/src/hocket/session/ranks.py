@@ -21,19 +21,6 @@ from hocket.strategy.scope import Placement
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer, gather
 
-__all__ = [
-    "Endpoints",
-    "agree",
-    "broadcast_model",
-    "broadcast_optimizers",
-    "broadcast_tensors",
-    "broadcast_unsharded",
-    "differing",
-    "find_ranks",
-    "local_rank",
-]
-
-
 # So much travels together; any dtype can be read at a multiple of the second.
 _TOGETHER_BYTES, _ALIGNMENT_BYTES = 4 << 20, 16
 

@@ -21,16 +21,6 @@ from hocket.strategy.strategy import Strategy
 from hocket.transport.device.groups import BACKENDS
 from hocket.transport.peer import Peer
 
-__all__ = [
-    "check",
-    "check_devices",
-    "check_gradients",
-    "check_lanes",
-    "check_optimizer_terms",
-    "needs_closure",
-    "refuse_closure",
-]
-
 
 def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Refuse models and optimizers that cannot be carried.

@@ -21,8 +21,6 @@ from hocket.session.step.weights import BatchWeights, Contribution
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 
-__all__ = ["Replica"]
-
 
 class Replica:
     """A model on this rank, or its shards, with optimizers and the weights of its batches; construction is collective.

@@ -20,8 +20,6 @@ from hocket.session.step.clipping import clip_shards
 from hocket.session.step.state import SessionState
 from hocket.session.stepping_session import SteppingSession
 
-__all__ = ["ReplicaSession"]
-
 
 class ReplicaSession(SteppingSession):
     """A session whose rank holds a whole model, or a shard of each parameter.

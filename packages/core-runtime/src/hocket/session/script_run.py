@@ -36,8 +36,6 @@ from hocket.trace import Observer, Trace
 from hocket.transport.joining import launched
 from hocket.transport.network import NetworkModel
 
-__all__ = ["ScriptRequest", "ScriptRun", "is_script"]
-
 _log = logging.getLogger("hocket")
 
 _sessions = itertools.count()

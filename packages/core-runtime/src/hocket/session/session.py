@@ -29,8 +29,6 @@ from hocket.session.save.saving import check_keep, look_at, save
 from hocket.session.save.stateful import Packed, load_state_of, state_of
 from hocket.session.script_run import ScriptRun
 
-__all__ = ["Session"]
-
 _log = logging.getLogger("hocket")
 
 

@@ -10,8 +10,6 @@ from torch import distributed, nn
 
 from hocket.errors import AttachError, some
 
-__all__ = ["check_statistics", "synchronises", "warn_of_unsynchronised"]
-
 _log = logging.getLogger("hocket")
 
 

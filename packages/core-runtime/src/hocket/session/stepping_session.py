@@ -30,8 +30,6 @@ from hocket.session.step.weights import Contribution
 from hocket.session.torch_internals import current_backward
 from hocket.transport.peer import gather
 
-__all__ = ["SteppingSession"]
-
 _onlookers = Onlookers()
 
 

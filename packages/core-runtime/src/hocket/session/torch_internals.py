@@ -21,23 +21,6 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, _engine_run_backward, get_gradient_edge
 from torch.optim import Optimizer
 
-__all__ = [
-    "accumulation_of",
-    "at_end_of_backward",
-    "current_backward",
-    "is_compiled",
-    "is_gathered_by_fsdp",
-    "is_nested_backward",
-    "is_profiled",
-    "is_sharded_by_fsdp",
-    "notices_steps",
-    "outside_of_dynamo",
-    "pre_hooks",
-    "replace_method",
-    "steps_under_way",
-    "storage_uses",
-]
-
 T = TypeVar("T")
 
 _RUN_BACKWARD = _engine_run_backward.__code__

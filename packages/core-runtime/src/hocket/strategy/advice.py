@@ -9,8 +9,6 @@ from hocket.outer.sgd import Sgd
 from hocket.strategy.exchange import Every
 from hocket.strategy.strategy import Phase, Strategy
 
-__all__ = ["outer_age", "overshooting", "unreached", "widened"]
-
 # Lost last steps are reported from this share of all steps on: a few steps are lost wherever training ends.
 _MUCH = 0.1
 _LONGER = "raise steps or epochs"

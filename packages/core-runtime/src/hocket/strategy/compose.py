@@ -18,8 +18,6 @@ from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Exchange, Overlap
 from hocket.strategy.rules import refusals
 from hocket.strategy.strategy import Phase, Strategy
 
-__all__ = ["SYNCHRONOUS_RECIPE", "build_strategy", "check_composition", "compose", "read_slot"]
-
 #: The key of the number of steps with which a strategy begins synchronously, and the recipe of these steps.
 SYNCHRONOUS_STEPS = "synchronous_steps"
 SYNCHRONOUS_RECIPE = "agd"

@@ -14,8 +14,6 @@ from hocket.errors import some
 from hocket.strategy.exchange import Exchange
 from hocket.strategy.scope import Placement
 
-__all__ = ["check_contributions", "outer_holders", "replicas_stay_equal", "results"]
-
 
 def replicas_stay_equal(
     gradients: Sequence[Exchange], parameters: Sequence[Exchange], placement: Placement

@@ -14,8 +14,6 @@ from hocket.segment.partition import Bytes, Segmentation
 from hocket.strategy.scope import Scope, World
 from hocket.topology.api import Topology
 
-__all__ = ["GRADIENTS", "PARAMETERS", "Buffers", "Every", "Exchange", "Overlap", "ProgressMode"]
-
 #: The slots that hold exchanges.
 GRADIENTS = "gradients"
 PARAMETERS = "parameters"

@@ -12,8 +12,6 @@ from hocket.plain import TreeView
 from hocket.plugin import Kind, default_registry
 from hocket.strategy.exchange import Exchange
 
-__all__ = ["chain", "exchange"]
-
 #: A component as a config writes it.
 Written = str | TreeView
 

@@ -12,8 +12,6 @@ from hocket.plain import Batch, Tree
 if TYPE_CHECKING:
     from hocket.transport.peer import Peer
 
-__all__ = ["SampleShuffle", "SampleStream"]
-
 
 class SampleStream(ABC):
     """A stream of batches to train on, with a position that a checkpoint can keep.

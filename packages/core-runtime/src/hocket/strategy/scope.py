@@ -11,8 +11,6 @@ from itertools import pairwise
 
 from hocket.configured import Configured
 
-__all__ = ["Group", "GroupBy", "Leaders", "Scope", "World"]
-
 Ranks = tuple[int, ...]
 
 

@@ -16,8 +16,6 @@ from hocket.strategy.scope import Placement
 if TYPE_CHECKING:
     from hocket.plugin import Registry
 
-__all__ = ["Phase", "Strategy"]
-
 
 @dataclass(frozen=True)
 class Phase:

@@ -17,8 +17,6 @@ from hocket.plain import Batch, TreeView
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
-__all__ = ["Task", "TaskData"]
-
 
 @dataclass(frozen=True)
 class TaskData:

@@ -11,8 +11,6 @@ from torch.nn.functional import cross_entropy
 from hocket.task.api import Task
 from hocket.task.models import build, check_name
 
-__all__ = ["Classification", "ImageClassification"]
-
 
 @dataclass(frozen=True)
 class Classification(Task):

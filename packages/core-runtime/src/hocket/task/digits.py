@@ -19,8 +19,6 @@ from hocket.task.api import TaskData
 from hocket.task.classification import ImageClassification
 from hocket.task.samples import Scaling, TensorSamples
 
-__all__ = ["Digits"]
-
 #: The mean pixel becomes zero, and the pixels' range, 0 to 16, has length one.
 _SCALING = Scaling(offset=4.88, divisor=16.0)
 

@@ -24,15 +24,6 @@ from hocket.errors import UserError
 from hocket.session.data.loader import length_of
 from hocket.task.shard import ShardSampler, share
 
-__all__ = [
-    "Alone",
-    "DealtBatches",
-    "DealtSamples",
-    "Indices",
-    "Shuffled",
-    "distributed_sampler_of",
-]
-
 T = TypeVar("T")
 
 

@@ -37,8 +37,6 @@ from hocket.task.indices import (
 from hocket.task.samples import BatchedSamples
 from hocket.transport import join
 
-__all__ = ["Loader", "Split", "loader"]
-
 #: Returns one part's samples of an IterableDataset: called with the dataset, the part, from 0, and the number of parts.
 Split = Callable[[Any, int, int], Iterable[Batch]]
 

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from hocket.errors import suggest
 
-__all__ = ["NAMES", "MLP", "ResNet20", "SmallCNN", "build", "check_name"]
-
 #: The networks that `build` knows.
 NAMES = ("mlp", "cnn", "resnet20")
 

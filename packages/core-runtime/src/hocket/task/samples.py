@@ -14,8 +14,6 @@ from torch.utils.data import Dataset, default_collate
 
 from hocket.plain import Batch
 
-__all__ = ["BatchedSamples", "Scaling", "TensorSamples", "batch_of"]
-
 
 class BatchedSamples(Dataset[tuple[Tensor, Tensor]]):
     """Samples that are read a whole batch at a time, by a list of indices.

@@ -22,8 +22,6 @@ from torch.utils.data import Sampler
 from hocket import draws
 from hocket.plain import TreeView
 
-__all__ = ["ShardSampler", "share"]
-
 _POOL_BATCHES = 64
 
 

@@ -26,8 +26,6 @@ from hocket.results import SOURCE
 from hocket.session.save.save_point import ENDED_STATUS
 from hocket.task.api import Task
 
-__all__ = ["call_user_function", "complete_fields", "exits_refused", "load_user_object", "load_user_task"]
-
 # The key that names a task.
 _KEY = "task.name"
 

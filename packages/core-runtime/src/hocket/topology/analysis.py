@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from hocket.topology.api import Topology
 
-__all__ = ["Mixing", "analyse", "deviation", "imbalance", "products", "second_eigenvalue"]
-
 Values = NDArray[np.float64]
 
 

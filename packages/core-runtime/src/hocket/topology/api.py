@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from hocket.arrays import MixingRows
 from hocket.configured import Configured
 
-__all__ = ["Neighbours", "Topology", "neighbours_fault"]
-
 
 @dataclass(frozen=True)
 class Neighbours:

@@ -19,8 +19,6 @@ from hocket import draws
 from hocket.arrays import MixingRows
 from hocket.topology.api import Neighbours, Topology
 
-__all__ = ["IrregularDirected", "RandomMatching"]
-
 
 @dataclass(frozen=True)
 class RandomMatching(Topology):

@@ -13,8 +13,6 @@ from typing import ClassVar
 
 from hocket.topology.api import Neighbours, Topology
 
-__all__ = ["Complete", "Exponential", "Peers", "Ring"]
-
 
 @dataclass(frozen=True)
 class Complete(Topology):

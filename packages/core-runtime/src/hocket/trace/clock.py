@@ -13,8 +13,6 @@ import numpy as np
 
 from hocket.transport.lane import Lane
 
-__all__ = ["ClockReading", "compare", "to_rank_0"]
-
 _ROUND_TRIPS = 10
 
 

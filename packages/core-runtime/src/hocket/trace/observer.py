@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from hocket.transport.peer import Peer
 
-__all__ = ["ExchangeEvent", "Observer"]
-
 
 @dataclass(frozen=True, slots=True)
 class ExchangeEvent:

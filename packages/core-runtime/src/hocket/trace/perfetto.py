@@ -24,8 +24,6 @@ from hocket.plain import Tree
 from hocket.trace.clock import to_rank_0
 from hocket.trace.record import ON_TRAINING_THREAD, OPERATIONS, Recording, Span, SpanKind
 
-__all__ = ["perfetto_trace"]
-
 #: An event as Chrome's tracing format has it.
 Event = Tree
 

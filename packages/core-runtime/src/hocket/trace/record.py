@@ -26,18 +26,6 @@ from typing import Any
 from hocket.disk import naming
 from hocket.trace.clock import ClockReading
 
-__all__ = [
-    "ON_TRAINING_THREAD",
-    "OPERATIONS",
-    "SpanKind",
-    "MappedFile",
-    "Recorder",
-    "Recording",
-    "Span",
-    "read",
-]
-
-
 NOBODY = -1
 # The number of spans that began while nothing was recorded.
 _UNSEEN = -1

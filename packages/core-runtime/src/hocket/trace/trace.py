@@ -20,8 +20,6 @@ from hocket.trace.transport import TracedPeer
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 
-__all__ = ["Trace", "merge_left"]
-
 
 class Trace(Observer):
     """A trace of one session on all ranks, in one file, for https://ui.perfetto.dev.

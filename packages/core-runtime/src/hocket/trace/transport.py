@@ -12,8 +12,6 @@ from hocket.transport.peer import Peer
 from hocket.transport.request import Request, T, T_co
 from hocket.transport.wrapper import WrapperLane, WrapperPeer
 
-__all__ = ["TracedPeer"]
-
 
 class TracedRequest(Request[T_co]):
     """A request that records the end of an operation, as this rank saw it, and the waits for it.

@@ -13,8 +13,6 @@ from hocket.strategy.exchange import Overlap
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Clock
 
-__all__ = ["Computing"]
-
 
 class Computing:
     """The time of computing a batch, which passes on a clock while the batch is computed.

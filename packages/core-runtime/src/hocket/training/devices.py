@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from hocket.session.api import Loss
     from hocket.transport.peer import Peer
 
-__all__ = ["choose_device", "device_of", "in_precision", "moved"]
-
 # The devices of NVIDIA's driver, on Linux and within Windows.
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 

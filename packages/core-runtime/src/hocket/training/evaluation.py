@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hocket.session.api import Loss
     from hocket.session.session import Session
 
-__all__ = ["Evaluation", "evaluate", "evaluate_together"]
-
 _BATCH = 512
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from hocket.task import Task
 
-__all__ = ["leave_islands", "shard"]
-
 
 def shard(
     model: nn.Module, run: RunConfig, task: Task, device: torch.device, evaluates: Callable[[], object]

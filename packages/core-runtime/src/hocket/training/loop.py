@@ -51,8 +51,6 @@ from hocket.training.training_time import TrainingTime
 from hocket.transport.gathering import gather
 from hocket.transport.peer import Peer
 
-__all__ = ["refuse_nothing_learned", "steps_per_epoch", "train"]
-
 
 def steps_per_epoch(run: RunConfig, samples: int, shares: int) -> int:
     """Return the number of steps in which `shares` ranks or pipelines read each of `samples` samples once."""

@@ -12,8 +12,6 @@ from hocket.errors import ConfigError
 from hocket.plain import Batch
 from hocket.task import Task
 
-__all__ = ["Meter", "Value", "meters_of", "value_of"]
-
 #: The value of a metric: a number, or several in lists and mappings.
 Value: TypeAlias = "float | list[Value] | dict[str, Value]"
 

@@ -9,8 +9,6 @@ from enum import StrEnum
 from hocket.plain import Tree, TreeView
 from hocket.results.history import held_out, is_number
 
-__all__ = ["Display", "Lines", "ProgressBar", "observer_for", "text_of_metrics"]
-
 
 class Display(StrEnum):
     """The display of a run: errors alone, a bar, a line for each row of metrics, or longer lines."""

@@ -13,8 +13,6 @@ from hocket.results.history import Point, Row, metric_names, points, read_rows
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw"]
-
 _COLUMNS = 3
 _SENT = "MB sent, mean of ranks"
 _WAITED = "time waited for others, %"

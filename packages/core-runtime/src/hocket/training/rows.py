@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from hocket.session.session import Session
     from hocket.training.training_time import TrainingTime
 
-__all__ = ["SinceRow", "since_row_of_ranks"]
-
 
 @dataclass
 class SinceRow:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from hocket.session.engine import Engine
     from hocket.task.api import Task
 
-__all__ = ["RunConfig", "build_engine", "build_task", "load_run", "resolved"]
-
 T = TypeVar("T")
 
 

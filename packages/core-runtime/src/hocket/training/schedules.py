@@ -15,8 +15,6 @@ from hocket.plain import Tree, TreeView
 from hocket.results import TRAIN_LOSS, VALID
 from hocket.results.history import is_number
 
-__all__ = ["Schedules"]
-
 
 class Schedules:
     """The schedules of a run: each of its schedulers over each of its optimizers.

@@ -9,8 +9,6 @@ from hocket.errors import UserError
 from hocket.plain import Batch
 from hocket.session.data.batch import num_samples
 
-__all__ = ["split"]
-
 
 def split(batch: Batch, size: int) -> list[Batch]:
     """Return the samples of a batch in batches of `size`, the last with the rest, as views.

@@ -14,8 +14,6 @@ from functools import wraps
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
-__all__ = ["defer_dynamo"]
-
 _NAME = "torch._dynamo"
 
 P = ParamSpec("P")

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from hocket.training.run import RunConfig
     from hocket.training.training_time import TrainingTime
 
-__all__ = ["summary_of"]
-
 #: The number of replicas, from 0 on, that are evaluated one by one: a thousand take as long as the training.
 _MOST_REPLICAS = 64
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.tensor.parallel import ParallelStyle
 
-__all__ = ["checked_plan", "ranks_of_parameters", "refuse_lists", "step_each_by_itself"]
-
 
 def checked_plan(run: RunConfig, task: Task, model: nn.Module) -> dict[str, ParallelStyle]:
     """Return a task's plan of tensor parallelism, for the islands of a run.

@@ -10,8 +10,6 @@ from hocket.plain import Tree
 if TYPE_CHECKING:
     from hocket.session.session import Session
 
-__all__ = ["TrainingTime"]
-
 
 @dataclass
 class _Reading:

@@ -16,8 +16,6 @@ from pathlib import Path
 from hocket.transport.launchers import Launched
 from hocket.transport.status import number_ranks
 
-__all__ = ["LocalRanks", "watching"]
-
 #: How a launcher calls this process's number among those of its host.
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK", "SLURM_LOCALID")
 #: What tells a job from others on the same host; not all launchers set all.

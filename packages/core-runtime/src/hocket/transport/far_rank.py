@@ -16,8 +16,6 @@ from functools import partial
 
 from hocket.transport.rank_process import end_with_parent
 
-__all__: list[str] = []
-
 # Seconds that the rank may take to end by itself.
 _ENDING_TIMEOUT_S = 3.0
 

@@ -22,8 +22,6 @@ from typing import TypeVar
 
 from hocket.transport.rank_process import end_with_parent
 
-__all__ = ["ForkedRank", "fork_ranks", "in_each_rank"]
-
 T = TypeVar("T")
 
 #: Names the descriptor over which the launcher gives a process the variables of the ranks that it is to fork.

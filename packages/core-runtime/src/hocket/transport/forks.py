@@ -7,8 +7,6 @@ import sys
 
 from hocket.errors import TransportError
 
-__all__ = ["explain", "forked", "note_rank"]
-
 _rank = False
 
 #: Whether this process was forked by a rank, or by one that had started MPI.

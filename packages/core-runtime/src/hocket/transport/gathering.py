@@ -11,8 +11,6 @@ import numpy as np
 from hocket.arrays import Array
 from hocket.errors import HocketError, TransportError
 
-__all__ = ["Gather", "Ranks", "check_gathering", "gather", "gathered"]
-
 #: Returns the values of all ranks, which JSON can hold, by rank; collective.
 Gather = Callable[[object], list[Any]]
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from hocket.errors import UserError
 
-__all__ = ["MOST_RANKS", "Host", "are_here", "parse_hosts", "share_out"]
-
 _FORMS = "a:8,b:8, or 4x8 (4 hosts of 8), or a file with a line `a slots=8` for each"
 _GRID = re.compile(r"(\d{1,18})x(\d{1,18})")
 # A name, or an address of IPv6 in brackets; and how many ranks.

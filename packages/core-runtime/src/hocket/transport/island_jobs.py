@@ -14,8 +14,6 @@ from hocket.errors import UserError
 from hocket.transport.launchers import Launched, find_launched, ports_of
 from hocket.transport.meeting import Rendezvous
 
-__all__ = ["find_in_islands", "refuse_without_ranks"]
-
 _ISLAND, _ISLANDS, _MEET = "HOCKET_ISLAND", "HOCKET_ISLANDS", "HOCKET_MEET"
 _WHOLE = f"{_ISLAND}=0 {_ISLANDS}=2 {_MEET}=HOST:PORT"
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 
-__all__ = ["SEGMENTS_VARIABLE", "job_folder", "shared_job_folder"]
-
 #: Names the folder in which a host's ranks keep what MPI shares between them: files that a killed rank leaves.
 SEGMENTS_VARIABLE = "HOCKET_SEGMENT_FOLDER"
 

@@ -8,23 +8,6 @@ import signal
 import socket
 from pathlib import Path
 
-__all__ = [
-    "PID_FOLDER_VARIABLE",
-    "ask_ranks",
-    "has_noted_ending",
-    "is_terminated",
-    "note_ending",
-    "note_host",
-    "note_leaving",
-    "note_pid",
-    "was_started_by_rank",
-    "note_terminating",
-    "noted_pids",
-    "noted_status",
-    "processes_of",
-    "some_have_died",
-]
-
 #: Names the folder in which ranks leave their process numbers.
 PID_FOLDER_VARIABLE = "HOCKET_PID_FOLDER"
 

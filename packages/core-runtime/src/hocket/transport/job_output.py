@@ -13,8 +13,6 @@ from typing import IO
 
 from hocket.transport.job_notes import has_noted_ending
 
-__all__ = ["JobOutput", "Report"]
-
 # More lines than these between two rules are somebody's own.
 _MOST_LINES = 40
 

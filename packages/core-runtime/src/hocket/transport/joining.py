@@ -19,8 +19,6 @@ from hocket.transport.rank_process import allow_files
 from hocket.transport.single import SinglePeer
 from hocket.transport.torch_variables import missing_variables
 
-__all__ = ["chosen_transport", "has_joined", "join", "launched", "launched_rank", "speaks_first"]
-
 _log = logging.getLogger("hocket")
 
 _joined: Peer | None = None

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from hocket.arrays import Array, Buffer, MixingRows
 from hocket.transport.request import Request
 
-__all__ = ["Lane", "Mixer"]
-
 
 class Mixer(ABC):
     """Repeated weighted sums of the vectors of a lane's ranks; see `Lane.mixer`."""

@@ -10,8 +10,6 @@ from ipaddress import ip_address
 from hocket.errors import UserError
 from hocket.transport.meeting import Rendezvous, parse_ports
 
-__all__ = ["PORTS_VARIABLE", "Launched", "find_launched", "looks_launched", "ports_of"]
-
 #: Names the ports on which ranks may listen, for instance 20000-20100, where a firewall lets no others pass.
 PORTS_VARIABLE = "HOCKET_PORTS"
 

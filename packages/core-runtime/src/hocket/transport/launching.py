@@ -32,8 +32,6 @@ from hocket.transport.mpi_there import why_no_mpi4py
 from hocket.transport.mpiexec import Mpiexec, find_mpiexec
 from hocket.transport.rank_process import allow_files, variables_of_ranks
 
-__all__ = ["RunningJob", "Starter", "launch", "usable_mpiexec"]
-
 _log = logging.getLogger("hocket")
 
 # Seconds that the launcher may take to end a job. Open MPI's has been seen to wait for a lock that nobody holds

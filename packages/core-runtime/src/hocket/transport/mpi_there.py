@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cache
 from importlib.util import find_spec
 
-__all__ = ["why_no_mpi4py"]
-
 
 @cache
 def why_no_mpi4py() -> str | None:

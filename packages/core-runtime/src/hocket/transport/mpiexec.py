@@ -20,8 +20,6 @@ from hocket.transport.hosts import Host
 from hocket.transport.job_output import Report
 from hocket.transport.rank_process import end_with_parent, forwarded, home
 
-__all__ = ["Mpiexec", "find_mpiexec"]
-
 _FIRST_WITH_ULFM = 5
 # A user's own choice of where Open MPI's files go: it takes no second one.
 _EVERYBODYS_FOLDER = "PRTE_MCA_prte_tmpdir_base"

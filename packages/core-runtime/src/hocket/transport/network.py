@@ -13,11 +13,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = [
-    "Cost",
-    "NetworkModel",
-]
-
 _LENGTH_BYTES = 8
 
 

@@ -23,8 +23,6 @@ from hocket.transport.hosts import Host, are_here
 from hocket.transport.job_output import Report
 from hocket.transport.rank_process import end_with_parent, forwarded
 
-__all__ = ["OwnRanks", "RankProcesses", "ssh"]
-
 _HOST = "127.0.0.1"
 # The variable of the command that reaches other hosts.
 _SSH = "HOCKET_SSH"

@@ -13,8 +13,6 @@ from hocket.transport.request import Request, T_co
 from hocket.transport.status import WaitSite
 from hocket.transport.waiting import back_off_s, never, poll_briefly, wait
 
-__all__ = ["PendingCall", "Progress"]
-
 
 class Progress:
     """The registry of a rank's unfinished operations; a wait for one advances them all.

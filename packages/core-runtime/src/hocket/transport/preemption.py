@@ -19,9 +19,6 @@ from hocket.transport import forks
 from hocket.transport.job_notes import is_terminated
 from hocket.transport.joining import launched
 
-__all__ = ["REQUESTS", "Listener"]
-
-
 #: What asks a process to save and end. Who has started it may end it by SIGTERM, too, and leaves a note before.
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 

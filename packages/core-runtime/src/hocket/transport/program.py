@@ -12,8 +12,6 @@ from hocket.schedule.firing import Firing
 from hocket.schedule.operations import Receive, Send
 from hocket.schedule.schedule import Schedule
 
-__all__ = ["NOTHING", "Program", "program_on"]
-
 #: The data of a message that has none.
 NOTHING = np.empty(0, np.uint8)
 

@@ -14,19 +14,6 @@ from tempfile import gettempdir
 
 from hocket.errors import UserError
 
-__all__ = [
-    "ALLOCATOR",
-    "allow_files",
-    "check_memory",
-    "end_with_parent",
-    "forwarded",
-    "home",
-    "host_memory",
-    "own_python",
-    "threads_per_rank",
-    "variables_of_ranks",
-]
-
 _PR_SET_PDEATHSIG = 1
 
 # glibc gives freed memory back to the system as soon as 40 MB lie together, and a step frees all gradients: 100 MB of

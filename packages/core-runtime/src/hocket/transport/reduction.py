@@ -12,8 +12,6 @@ import numpy as np
 
 from hocket.arrays import Array
 
-__all__ = ["TreeSum", "tree_sum", "weighted_sum"]
-
 # Elements summed at a time: what is read, the partial sums and the results stay in a core's own cache. (With half of
 # it calls cost more than they save, with twice as much the cache is too small.)
 _BLOCK = 32_768

@@ -19,8 +19,6 @@ else:
 T = TypeVar("T")
 U = TypeVar("U")
 
-__all__ = ["RANKS_DIVERGED", "Finished", "FunctionRequest", "Request", "T", "T_co"]
-
 #: The end of a message about ranks that make different calls: likely causes.
 RANKS_DIVERGED = (
     "did one leave its loop early, skip a step, or begin with another model, other data or another strategy?"

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from hocket.transport.gathering import Ranks
 
-__all__ = ["Bells", "Event", "Bell", "Wake"]
-
 
 class Event(ABC):
     """An event that happens once: one thread of a rank sets it, others of the same rank wait for it."""

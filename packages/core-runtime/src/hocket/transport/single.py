@@ -14,8 +14,6 @@ from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Finished, FunctionRequest, Request
 
-__all__ = ["SinglePeer"]
-
 
 class _SingleLane(Lane):
     rank, size = 0, 1

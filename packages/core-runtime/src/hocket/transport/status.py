@@ -7,17 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = [
-    "HEARD_AFTER_S",
-    "RankState",
-    "RankStatus",
-    "Status",
-    "WaitSite",
-    "describe_stall",
-    "number_ranks",
-    "summarise",
-]
-
 #: What a rank that leaves a session is given, in seconds, to end the job itself.
 HEARD_AFTER_S = 1.0
 

@@ -14,8 +14,6 @@ from hocket.transport.signals import Event, Wake
 from hocket.transport.status import Status
 from hocket.transport.waiting import back_off, wait
 
-__all__ = ["ThreadEvent", "ThreadRequest", "Threads", "wait_until"]
-
 # A thread that computes when the process ends is left behind after this time.
 _LEAVING_TIMEOUT_S = 5.0
 

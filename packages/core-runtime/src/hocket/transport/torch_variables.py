@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from hocket.transport.launchers import Launched
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["missing_variables"]
-
 
 def missing_variables(found: Launched, peer: Peer, environment: Mapping[str, str]) -> dict[str, str]:
     """Return those of torchrun's variables that this process lacks; collective.

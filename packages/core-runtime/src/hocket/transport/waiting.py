@@ -15,19 +15,6 @@ from collections.abc import Callable
 
 from hocket.errors import ExchangeTimeoutError
 
-__all__ = [
-    "POLL_RESOLUTION_S",
-    "CHECK_EVERY_S",
-    "DOUBT_EVERY_S",
-    "LONG_WAIT_S",
-    "STALL_REPORT_AFTER_S",
-    "back_off",
-    "back_off_s",
-    "never",
-    "poll_briefly",
-    "wait",
-]
-
 #: poll(2) counts in milliseconds; shorter sleeps do not listen.
 POLL_RESOLUTION_S = 1e-3
 

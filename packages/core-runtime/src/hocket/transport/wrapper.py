@@ -15,8 +15,6 @@ from hocket.transport.lane import Lane, Mixer
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
 
-__all__ = ["WrapperLane", "WrapperPeer"]
-
 
 class WrapperLane(Lane):
     """A lane around another.

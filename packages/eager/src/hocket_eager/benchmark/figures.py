@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hocket.api import plain
 
-__all__ = ["table"]
-
 
 def table(found: plain.Tree) -> str:
     """Return the figures in markdown."""

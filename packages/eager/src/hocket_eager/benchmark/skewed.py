@@ -20,8 +20,6 @@ from hocket_eager.collective import PartialAllreduce
 if TYPE_CHECKING:
     from hocket.api import Array, Peer
 
-__all__ = ["Ground", "PeerGround", "RealGround", "idle_cores", "measure"]
-
 WARM_UP = 8
 #: Seconds from the agreed start to the first arrival, and from the last arrival to the next agreement.
 SETTLE_S = 0.02

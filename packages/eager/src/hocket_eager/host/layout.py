@@ -8,8 +8,6 @@ import numpy as np
 
 from hocket.api import Array, Peer, sync
 
-__all__ = ["TableLayout", "RankPart", "Table"]
-
 _LINE = 64
 _WORD = 8
 

@@ -24,8 +24,6 @@ from hocket_eager.host.layout import RankPart, Table, TableLayout
 from hocket_eager.partial_sum import PartialSum
 from hocket_eager.rules import Delivery, QuorumRules, is_handed
 
-__all__ = ["SharedSum", "open_shared_sum"]
-
 # Seconds until the launcher's side can say which rank has died; the rank's lock shows it earlier.
 _TOLD_WITHIN_S = 2.0
 

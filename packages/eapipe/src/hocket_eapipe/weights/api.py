@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from hocket.api import ReplicaSession, plain
 
-__all__ = ["Binding", "NoWeights", "StagePart", "Tensors", "Weights", "alias", "copied"]
-
 #: Tensors by the names that a stage's module has for them.
 Tensors = dict[str, Tensor]
 

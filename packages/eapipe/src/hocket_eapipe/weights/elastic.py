@@ -18,8 +18,6 @@ from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.schedule import pulls, replica_of
 from hocket_eapipe.weights.api import Binding, StagePart, Tensors, Weights, copied
 
-__all__ = ["Elastic", "pull", "replicate"]
-
 
 class Elastic(Weights):
     """Elastic averaging: batch t reads and steps replica ((t - 1) mod N) + 1; the module is the master.

@@ -11,8 +11,6 @@ from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.schedule import warm_up
 from hocket_eapipe.weights.api import Binding, StagePart, Tensors, Weights, alias, copied
 
-__all__ = ["Flush", "Naive", "Newest", "Stashing", "VerticalSync"]
-
 
 class Newest(Weights):
     """The newest weights are the module's own, and the session's optimizer steps them.

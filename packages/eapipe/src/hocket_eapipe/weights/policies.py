@@ -12,8 +12,6 @@ from hocket_eapipe.weights.elastic import Elastic, replicate
 from hocket_eapipe.weights.newest import Flush, Naive, Stashing, VerticalSync
 from hocket_eapipe.weights.spectrain import SpecTrain
 
-__all__ = ["weights_of"]
-
 _NEWEST: dict[Policy, Callable[[StagePart, Follower], Weights]] = {
     Policy.NAIVE: Naive,
     Policy.STASHING: Stashing,

@@ -13,8 +13,6 @@ from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.weights.api import Binding, StagePart, alias, copied
 from hocket_eapipe.weights.newest import Newest
 
-__all__ = ["SpecTrain"]
-
 _MOMENTUM = "momentum_buffer"
 
 

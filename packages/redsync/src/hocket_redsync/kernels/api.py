@@ -15,21 +15,6 @@ if TYPE_CHECKING:
 
     from hocket.api import Array
 
-__all__ = [
-    "MOMENTUM",
-    "NESTEROV",
-    "NOTHING_PASSES",
-    "PICK",
-    "PLAIN",
-    "SMALLEST_KEY",
-    "Found",
-    "Kernels",
-    "Memory",
-    "Ranking",
-    "Update",
-    "mode_of",
-]
-
 #: The update of a pass before it picks, as a number for the loops; advance.cu has the same numbers.
 PICK, PLAIN, MOMENTUM, NESTEROV = range(4)
 

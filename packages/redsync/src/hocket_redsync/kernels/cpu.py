@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from hocket.api import Array
 
-__all__ = ["CpuKernels", "add_message"]
-
 
 class CpuKernels(Kernels):
     """Kernels by Numba, on as many threads as torch may use; results do not depend on their number."""

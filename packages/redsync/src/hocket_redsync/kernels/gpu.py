@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from hocket.api import Array
 
-__all__ = ["COMPILE_OPTIONS", "SOURCE", "GpuKernels"]
-
 #: The kernels' source.
 SOURCE = Path(__file__).with_name("advance.cu")
 

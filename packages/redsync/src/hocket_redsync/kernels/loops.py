@@ -18,8 +18,6 @@ from hocket_redsync.kernels.api import MOMENTUM, PICK, PLAIN
 if TYPE_CHECKING:
     from hocket.api import Array
 
-__all__ = ["add_message", "advance", "clear", "is_below"]
-
 _TILE = 1024
 _PART = 64
 

@@ -16,8 +16,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["in_pieces"]
-
 _T = TypeVar("_T")
 
 # The smallest piece: with smaller ones, handing out takes longer than the work.

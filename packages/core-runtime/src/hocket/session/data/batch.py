@@ -13,8 +13,6 @@ from hocket.plain import Batch
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["call", "num_samples", "parts_of"]
-
 
 def parts_of(batch: Batch) -> tuple[Batch, Batch]:
     """Return inputs and target of a batch: the parts of a pair, or twice the mapping that holds both.

@@ -18,9 +18,6 @@ from hocket.transport.status import number_ranks
 if TYPE_CHECKING:
     from hocket.transport.peer import Peer
 
-
-__all__ = ["Epochs", "PassesState"]
-
 _log = logging.getLogger("hocket")
 
 _TOGETHER = (

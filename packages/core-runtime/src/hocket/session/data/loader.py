@@ -31,17 +31,6 @@ from hocket.plain import Batch, Stateful, TreeView
 from hocket.randomness import RandomState
 from hocket.session.data.reading import LoaderReading, leaves
 
-__all__ = [
-    "END",
-    "Cursor",
-    "LoaderCursor",
-    "check_facts",
-    "fingerprint",
-    "length_of",
-    "own_generators",
-    "warn_of_shares",
-]
-
 _log = logging.getLogger("hocket")
 
 #: What comes after the last batch.

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from hocket.plain import Batch
 
-__all__ = ["LoaderReading", "leaves", "reading_in_force"]
-
 _here = threading.local()
 
 

@@ -25,8 +25,6 @@ from hocket.session.step.looking_on import only_evaluates
 from hocket.transport.peer import gather
 from hocket.transport.request import Request
 
-__all__ = ["SessionData"]
-
 _log = logging.getLogger("hocket")
 
 _TWO_PASSES = (

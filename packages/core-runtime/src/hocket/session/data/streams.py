@@ -18,8 +18,6 @@ from hocket.session.data.reading import LoaderReading
 from hocket.strategy.samples import SampleShuffle, SampleStream
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["StreamCursor", "StreamedSamples"]
-
 #: What comes next has not been asked for.
 _UNREAD: Batch = object()
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
 
-__all__ = ["Windows"]
-
 # Announcements that others have not received yet; more would waste memory.
 _MOST_UNDER_WAY = 32
 

@@ -25,8 +25,6 @@ from hocket.transport.peer import Peer
 from hocket.transport.request import Finished, Request
 from hocket.transport.threads import wait_until
 
-__all__ = ["Counters", "ActiveExchange"]
-
 # Bytes do not depend on it.
 _NETWORK = NetworkModel()
 _NOTHING: AbstractContextManager[object] = nullcontext()

@@ -14,8 +14,6 @@ from hocket.strategy.exchange import GRADIENTS, Overlap
 from hocket.strategy.strategy import Strategy
 from hocket.transport.lane import Lane
 
-__all__ = ["ActivePhase"]
-
 
 class ActivePhase:
     """Open exchanges with their hooks; opening and closing are collective.

@@ -18,8 +18,6 @@ from hocket.session.exchange.checksums import checksum
 from hocket.session.save.beside import Beside
 from hocket.transport.network import NetworkModel
 
-__all__ = ["BufferMean"]
-
 
 class BufferMean:
     """The averaging of a model's statistics over an exchange's ranks; construction and closing are collective.

@@ -12,8 +12,6 @@ from torch import Tensor
 from hocket.checkpoint.files import describe
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["Comparison", "checksum", "compare"]
-
 #: Words of 8 bytes that are summed up together on a device.
 _ROW = 1024
 

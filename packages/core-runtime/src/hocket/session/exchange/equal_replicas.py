@@ -26,8 +26,6 @@ from hocket.session.save.consensus import average, average_optimizers, squared_d
 from hocket.transport.peer import gather
 from hocket.transport.request import Request
 
-__all__ = ["ROUNDS", "EqualReplicas"]
-
 _log = logging.getLogger("hocket")
 
 #: After so many rounds of gradients ranks compare their replicas: one read of them, where each round reads them often.

@@ -28,8 +28,6 @@ from hocket.progress import ProgressEngine
 from hocket.session.exchange.parameters import ParameterMix
 from hocket.session.torch_internals import pre_hooks, replace_method
 
-__all__ = ["ForwardMerge", "ProgressHooks"]
-
 _log = logging.getLogger("hocket")
 
 

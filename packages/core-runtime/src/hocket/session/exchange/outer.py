@@ -29,8 +29,6 @@ from hocket.session.step.held import Held
 from hocket.strategy.exchange import Exchange
 from hocket.transport.lane import Lane
 
-__all__ = ["OuterSegment", "agree_on_weights"]
-
 # The integers of as many bytes as an element has.
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

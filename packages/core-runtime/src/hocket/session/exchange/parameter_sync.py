@@ -11,8 +11,6 @@ from hocket.session.exchange.parameters import MixState, ParameterMix
 from hocket.session.exchange.push_sum import KeptPushSum, Unrounded
 from hocket.strategy.exchange import Exchange, Overlap
 
-__all__ = ["ParameterSync"]
-
 
 class ParameterSync:
     """The slot's exchanges, carried out in order after each step."""

@@ -38,8 +38,6 @@ from hocket.session.island import Island
 from hocket.strategy.exchange import Overlap
 from hocket.transport.lane import Lane
 
-__all__ = ["MixState", "ParameterMix"]
-
 _log = logging.getLogger("hocket")
 
 

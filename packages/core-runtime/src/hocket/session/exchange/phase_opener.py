@@ -34,8 +34,6 @@ from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer
 from hocket.transport.peer import Peer
 
-__all__ = ["PhaseOpener"]
-
 _log = logging.getLogger("hocket")
 
 

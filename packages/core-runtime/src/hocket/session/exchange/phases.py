@@ -22,8 +22,6 @@ from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer
 from hocket.transport.gathering import Gather
 
-__all__ = ["Phases"]
-
 _log = logging.getLogger("hocket")
 
 

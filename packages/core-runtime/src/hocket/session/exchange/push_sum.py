@@ -15,8 +15,6 @@ from torch import Tensor
 from hocket.segment.segment import Segment, view_of
 from hocket.segment.storage import Pieces
 
-__all__ = ["KeptPushSum", "PushSum", "Unrounded"]
-
 #: The weights, and copies of x where parameters are too short for it, by the index of the segment.
 KeptPushSum = tuple[dict[int, float], dict[int, Tensor]]
 

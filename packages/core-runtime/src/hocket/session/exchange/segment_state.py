@@ -17,8 +17,6 @@ from hocket.session.exchange.active import ActiveExchange
 from hocket.session.step.dropped import DroppedSums
 from hocket.strategy.exchange import Exchange
 
-__all__ = ["WEIGHT_TOLERANCE", "GradientSlot", "SegmentState", "Stage"]
-
 #: A mean of weights that is this close to 1 is 1: a third, three times, is not.
 WEIGHT_TOLERANCE = 1e-6
 

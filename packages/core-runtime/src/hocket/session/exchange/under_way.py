@@ -13,8 +13,6 @@ from hocket.segment.segment import Segment
 from hocket.session.exchange.parameters import ParameterMix
 from hocket.session.exchange.push_sum import KeptPushSum
 
-__all__ = ["UnderWay"]
-
 
 @dataclass(frozen=True)
 class _ExchangeBackup:

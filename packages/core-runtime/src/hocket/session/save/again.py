@@ -6,8 +6,6 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-__all__ = ["Counted", "counted_before", "note_counted"]
-
 #: Steps and passes over `session.data` that have ended.
 Counted = tuple[int, int]
 

@@ -21,8 +21,6 @@ from hocket.session.step.weights import BatchWeights
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["Beside", "Differing", "Places"]
-
 _log = logging.getLogger("hocket")
 
 #: What BatchNorm counts, which says nothing to anybody who reads of buffers that differ.

@@ -15,8 +15,6 @@ from hocket.checkpoint.on_threads import OnThreads
 from hocket.errors import CheckpointError
 from hocket.transport.peer import Peer
 
-__all__ = ["Acts", "BesideTraining", "at_once"]
-
 _log = logging.getLogger("hocket")
 
 #: The acts of a save. Every rank runs each of them; then the generator gets the results of all ranks. It returns the

@@ -25,8 +25,6 @@ from hocket.strategy.scope import Placement
 from hocket.transport.gathering import Gather
 from hocket.transport.lane import Lane
 
-__all__ = ["Consensus", "OuterValues", "average", "average_optimizers", "squared_distance"]
-
 
 class Consensus:
     """Tensors set to their mean over ranks; as a context manager it restores each rank's values at the end; collective.

@@ -14,8 +14,6 @@ from hocket.segment.segment import Segment
 from hocket.session.exchange.active import ActiveExchange
 from hocket.session.save.strategy_state import SavedSpans
 
-__all__ = ["load_exchange", "state_of_exchange"]
-
 
 def state_of_exchange(opened: ActiveExchange) -> dict[str, Any]:
     """Return the state for a resumed run: rounds, the channel's state, received but unmerged results.

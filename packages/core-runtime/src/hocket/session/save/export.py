@@ -31,17 +31,6 @@ from hocket.transport.peer import Peer, gather
 if TYPE_CHECKING:
     from hocket.session.engine_session import EngineSession
 
-__all__ = [
-    "FORMATS",
-    "MOST_BYTES",
-    "Export",
-    "Format",
-    "SavesPretrained",
-    "export_model",
-    "write_pretrained",
-    "write_whole",
-]
-
 _log = logging.getLogger("hocket")
 
 Format = Literal["safetensors", "dcp", "hf"]

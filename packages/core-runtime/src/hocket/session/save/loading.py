@@ -28,8 +28,6 @@ from hocket.transport.peer import gather
 if TYPE_CHECKING:
     from hocket.session.engine_session import EngineSession
 
-__all__ = ["Loading", "Resumed"]
-
 _log = logging.getLogger("hocket")
 
 #: What `session.load` may do where there is no complete checkpoint.

@@ -15,8 +15,6 @@ from torch.utils._pytree import tree_leaves
 from hocket.segment.shards import address_of
 from hocket.session.torch_internals import replace_method
 
-__all__ = ["OneReplica", "watch_dcp"]
-
 _log = logging.getLogger("hocket")
 
 #: Where torch plans what each rank saves, if its checkpoints are in use.

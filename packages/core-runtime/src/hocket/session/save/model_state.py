@@ -13,8 +13,6 @@ from hocket.checkpoint.files import describe
 from hocket.checkpoint.model_files import ModelTensors
 from hocket.errors import CheckpointError, near_words, some
 
-__all__ = ["load_model", "model_state", "state_names", "unwrapped", "users_name"]
-
 #: What torch's wrappers put into the names of what is within them: of compiled modules, FSDP1 and checkpointing.
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 

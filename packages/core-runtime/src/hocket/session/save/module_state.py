@@ -11,8 +11,6 @@ from hocket.checkpoint.files import StateFile
 from hocket.errors import CheckpointError
 from hocket.plan.buffers import RUNNING
 
-__all__ = ["comparable", "extra_states", "load_extra_states", "not_persistent", "place_buffers"]
-
 #: Where a file has the model's buffers.
 _BUFFERS = "model/buffers/"
 

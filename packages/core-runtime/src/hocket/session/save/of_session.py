@@ -16,8 +16,6 @@ from hocket.session.save.saving import place_of
 if TYPE_CHECKING:
     from hocket.session.engine_session import EngineSession
 
-__all__ = ["of_this_place", "require_fit", "require_run"]
-
 
 def of_this_place(session: EngineSession, files: Sequence[StateFile]) -> Sequence[StateFile]:
     """Return the files of ranks that held the same part of a replica as this rank.

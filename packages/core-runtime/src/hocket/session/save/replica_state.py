@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from hocket.session.step.optimizers import Optimizers
     from hocket.session.step.stale_gradients import StaleGradients
 
-__all__ = ["ReplicaState", "load_into", "push_sums_in", "tensors_of"]
-
 
 class ModulesState(TypedDict):
     """The section `modules` of a checkpoint.

@@ -31,8 +31,6 @@ from hocket.transport.request import Request
 if TYPE_CHECKING:
     from hocket.session.engine_session import EngineSession
 
-__all__ = ["ENDED_STATUS", "SIGNALS", "SavePoint"]
-
 _log = logging.getLogger("hocket")
 
 #: The exit status of a rank that was asked to end, as of one that SIGTERM ends.

@@ -22,8 +22,6 @@ from hocket.session.save.of_session import require_run
 from hocket.session.save.replica_state import ModulesState, push_sums_in
 from hocket.session.save.strategy_state import strategy_state
 
-__all__ = ["SavedModel", "open_checkpoint"]
-
 # Of a tensor in section `model`.
 _MODEL, _PARAMETER = "model/", "parameters/"
 

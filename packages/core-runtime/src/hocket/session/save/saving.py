@@ -29,8 +29,6 @@ from hocket.session.save.beside_training import Acts, BesideTraining, at_once
 if TYPE_CHECKING:
     from hocket.session.engine_session import EngineSession
 
-__all__ = ["check_keep", "content_of", "look_at", "manifest_of", "place_of", "save", "versions"]
-
 
 def check_keep(call: str, keep: int | None) -> None:
     """Refuse a number of checkpoints that would leave none, alike on all ranks.

@@ -8,8 +8,6 @@ from torch import Tensor
 from hocket.segment.shape import wire_dtype
 from hocket.transport.lane import Lane
 
-__all__ = ["set_to_mean"]
-
 _CHUNK_NUMEL = 1 << 22
 
 

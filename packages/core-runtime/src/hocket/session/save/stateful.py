@@ -31,8 +31,6 @@ from hocket.strategy.scope import World
 if TYPE_CHECKING:
     from hocket.session.engine_session import EngineSession
 
-__all__ = ["Packed", "load_state_of", "state_of"]
-
 _log = logging.getLogger("hocket")
 
 #: A nested state: its structure as JSON, and its tensors in host memory. For torch's checkpoints it is one value: these

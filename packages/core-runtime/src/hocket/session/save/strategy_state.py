@@ -12,8 +12,6 @@ from hocket.checkpoint.files import StateFile
 from hocket.checkpoint.tree import unflatten
 from hocket.session.exchange.parameters import MixState
 
-__all__ = ["SavedSpans", "strategy_state"]
-
 #: By the segment's index, its elements, and of each parameter its name, first element, shape and strides.
 SavedSpans: TypeAlias = "dict[str, tuple[int, list[tuple[str, int, list[int], list[int]]]]]"
 

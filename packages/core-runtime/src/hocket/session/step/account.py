@@ -29,8 +29,6 @@ from hocket.session.step.held import Held
 from hocket.session.step.optimizers import parameters_of
 from hocket.session.torch_internals import current_backward
 
-__all__ = ["Account"]
-
 _log = logging.getLogger("hocket")
 
 #: In so many rounds states are copied before they change; later only where that costs little, or was of use. With one

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from hocket.session.island import Island
 
-__all__ = ["clip_shards"]
-
 
 @torch.no_grad()
 def clip_shards(

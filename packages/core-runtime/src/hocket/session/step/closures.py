@@ -18,8 +18,6 @@ from torch.utils._pytree import tree_map_only
 from hocket.session.exchange.active import ActiveExchange
 from hocket.transport.lane import Lane
 
-__all__ = ["Before", "SharedClosure"]
-
 
 class SharedClosure:
     """A user's closure, wrapped for an optimizer: it returns the ranks' mean loss.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["DroppedSums"]
-
 
 class DroppedSums:
     """The dropped sums of one parameter on this rank.

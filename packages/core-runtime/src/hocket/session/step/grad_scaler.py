@@ -16,17 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.session.torch_internals import current_backward, replace_method
 
-__all__ = [
-    "found_inf",
-    "loss_scale",
-    "scaler_in_use",
-    "scaler_steps",
-    "unscale",
-    "unscales_by",
-    "watch_scalers",
-    "watch_skips",
-]
-
 
 class _Here(threading.local):
     """This thread's last scaler, and whether it steps an optimizer now."""

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["Held"]
-
 
 class Held:
     """The values of parameters that take no part in a round, in tensors that change in it."""

@@ -16,8 +16,6 @@ from hocket.session.step.state import StepState
 from hocket.session.step.weights import BatchWeights, Contribution
 from hocket.session.torch_internals import outside_of_dynamo
 
-__all__ = ["IslandWeights"]
-
 
 class IslandWeights(BatchWeights):
     """The weights of the batches of one step, of this rank and of its island.

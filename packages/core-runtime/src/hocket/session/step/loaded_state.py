@@ -14,8 +14,6 @@ from torch.utils._pytree import tree_map_only
 from hocket.checkpoint.subclasses import is_composite
 from hocket.segment.shards import is_sharded, like, local
 
-__all__ = ["in_shards", "load_keeping_dtypes", "own_state"]
-
 
 @torch.no_grad()
 def load_keeping_dtypes(optimizer: Optimizer, saved: dict[str, Any]) -> None:

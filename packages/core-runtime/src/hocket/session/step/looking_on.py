@@ -12,8 +12,6 @@ from torch import nn
 
 from hocket.session.data.epochs import Epochs
 
-__all__ = ["Onlooker", "Onlookers", "only_evaluates"]
-
 
 def only_evaluates(model: nn.Module) -> bool:
     """Return whether the model seems to be evaluated now: in eval mode, or without gradients."""

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from hocket.session.torch_internals import storage_uses
 
-__all__ = ["BUFFER", "MomentumState", "buffer_of"]
-
 BUFFER = "momentum_buffer"
 
 # In place of a buffer that was not read yet.

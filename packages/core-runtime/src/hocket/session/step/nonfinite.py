@@ -18,8 +18,6 @@ from hocket.session.step.closures import Before
 from hocket.session.step.grad_scaler import scaler_steps
 from hocket.session.step.gradients import GradientSync
 
-__all__ = ["NonFiniteSteps"]
-
 
 class NonFiniteSteps:
     """The handling of steps with NaN or Inf; GradScaler's own skipping comes before it.

@@ -22,8 +22,6 @@ from hocket.session.step.momentum_state import BUFFER, MomentumState, buffer_of
 from hocket.session.step.optimizers import Optimizers, parameters_of
 from hocket.transport.peer import Peer
 
-__all__ = ["AppliedTerms"]
-
 _log = logging.getLogger("hocket")
 
 

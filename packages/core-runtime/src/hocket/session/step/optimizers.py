@@ -23,17 +23,6 @@ from hocket.session.step.grad_scaler import watch_skips
 from hocket.session.step.loaded_state import in_shards, load_keeping_dtypes, own_state
 from hocket.session.torch_internals import current_backward, notices_steps, steps_under_way
 
-__all__ = [
-    "Closure",
-    "Optimizers",
-    "Stepped",
-    "is_attached",
-    "parameters_of",
-    "refuse_within_backward",
-    "sessions_with",
-    "stepped_by",
-]
-
 Closure = Callable[[], Any]
 
 

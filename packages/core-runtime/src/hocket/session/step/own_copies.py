@@ -19,8 +19,6 @@ from hocket.checkpoint.subclasses import is_composite
 from hocket.segment.shards import local
 from hocket.session.step.optimizers import Optimizers
 
-__all__ = ["OwnCopies", "copies_of_weights"]
-
 _log = logging.getLogger("hocket")
 
 #: After so many steps it is looked: some are made in a first step, some when they are first used.

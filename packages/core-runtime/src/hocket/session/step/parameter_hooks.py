@@ -15,8 +15,6 @@ from hocket.session.exchange.segment_state import GradientSlot
 from hocket.session.step.account import Account
 from hocket.session.torch_internals import accumulation_of
 
-__all__ = ["ParameterHooks"]
-
 
 class ParameterHooks:
     """The hooks of one exchange on the parameters, which come after those that others have set.

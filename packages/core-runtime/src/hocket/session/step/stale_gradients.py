@@ -22,8 +22,6 @@ from hocket.transport.peer import Peer
 if TYPE_CHECKING:
     from hocket.session.step.optimizer_terms import AppliedTerms
 
-__all__ = ["StaleGradients"]
-
 
 class StaleGradients:
     """Residuals left by a finished phase, added to the next step's gradients on every rank.

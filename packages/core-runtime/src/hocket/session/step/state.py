@@ -9,8 +9,6 @@ from typing import Literal
 
 from hocket.errors import SessionError
 
-__all__ = ["MOVES", "Move", "SessionState", "StepState"]
-
 
 class SessionState(Enum):
     """The state of a session within its step; it decides which moves are allowed next."""

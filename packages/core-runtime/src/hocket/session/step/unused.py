@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 
-__all__ = ["UnusedGradients"]
-
 _log = logging.getLogger("hocket")
 
 _DROPPED = "was followed by zero_grad() and another backward()"

@@ -16,8 +16,6 @@ from hocket.session.torch_internals import at_end_of_backward, current_backward
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
 
-__all__ = ["NOTHING", "Agreement", "BatchWeights", "Contribution"]
-
 
 @dataclass(frozen=True)
 class Contribution:

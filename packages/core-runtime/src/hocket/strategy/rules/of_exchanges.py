@@ -9,8 +9,6 @@ from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Every, Exchange, Ove
 from hocket.strategy.rules.refusal import Refusal, refuse, title_of
 from hocket.strategy.scope import World
 
-__all__ = ["EXCHANGE_RULES"]
-
 _OVERLAPS = {
     GRADIENTS: (Overlap.NONE, Overlap.BACKWARD),
     PARAMETERS: (Overlap.NONE, Overlap.FORWARD),

@@ -11,8 +11,6 @@ from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Buffers, Every, Exch
 from hocket.strategy.rules.refusal import Refusal, refuse, title_of
 from hocket.strategy.scope import Leaders
 
-__all__ = ["OUTER_RULES"]
-
 
 def outer_is_of_parameters(exchange: Exchange) -> Iterator[Refusal]:
     """Refuse outer parameters, delays and merges of gradients, which are used up in their step."""

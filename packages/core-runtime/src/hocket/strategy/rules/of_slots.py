@@ -11,8 +11,6 @@ from hocket.strategy.rules.refusal import Refusal, flow, refuse, title_of
 from hocket.strategy.scope import Leaders, World
 from hocket.strategy.strategy import Strategy
 
-__all__ = ["SLOT_RULES"]
-
 
 def gradients_pass_on_segments(strategy: Strategy) -> Iterator[Refusal]:
     """Refuse later exchanges of gradients with segments, overlap or terms of their own: they follow the first one's."""

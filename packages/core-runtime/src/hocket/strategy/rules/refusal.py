@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from hocket.config.component import component_name, telling_fields
 from hocket.strategy.exchange import Exchange
 
-__all__ = ["Refusal", "flow", "refuse", "title_of"]
-
 
 @dataclass(frozen=True)
 class Refusal:

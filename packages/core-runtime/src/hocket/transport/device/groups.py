@@ -19,8 +19,6 @@ from hocket.transport.meeting.addresses import host_addresses, network_host
 from hocket.transport.peer import gather
 from hocket.transport.pending import Progress
 
-__all__ = ["BACKENDS", "FOR_EVER", "Backend", "DeviceGroup", "open_group"]
-
 # A host of the job answers at once, or not at all.
 _REACHING_S = 5.0
 

@@ -32,8 +32,6 @@ from hocket.transport.wrapper import WrapperPeer
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work
 
-__all__ = ["ProcessGroupPeer", "open_on_device"]
-
 
 def open_on_device(held: HostPeer, device: str) -> Peer | None:
     """Return the same ranks' endpoint for buffers on their `device`, None if no backend carries them; collective.

@@ -13,8 +13,6 @@ from hocket.transport.request import Request
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work
 
-__all__ = ["DeviceOperation"]
-
 
 class DeviceOperation(Request):
     """An operation that a process group has begun.

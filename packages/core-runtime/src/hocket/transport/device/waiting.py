@@ -13,8 +13,6 @@ from hocket.transport.status import WaitSite
 from hocket.transport.threads import ThreadRequest
 from hocket.transport.waiting import wait
 
-__all__ = ["explain", "first_line", "start_aside", "wait_for_torch"]
-
 # So soon after a connection has been closed, in seconds, the host's peer knows whether a rank has died.
 _KNOWN_WITHIN_S = 1.0
 

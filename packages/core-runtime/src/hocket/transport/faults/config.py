@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from hocket.draws import check_seed, words
 
-__all__ = ["Fate", "FaultPlan", "KillAt"]
-
 
 @dataclass(frozen=True)
 class KillAt:

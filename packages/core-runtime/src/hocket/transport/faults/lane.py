@@ -15,8 +15,6 @@ from hocket.transport.peer import Peer
 from hocket.transport.request import Finished, Request, T
 from hocket.transport.wrapper import WrapperLane
 
-__all__ = ["FaultyLane"]
-
 # A message that is to be overtaken waits so long at most, in seconds.
 _OVERTAKEN_WITHIN_S = 1e-3
 

@@ -17,8 +17,6 @@ from hocket.transport.status import Status
 from hocket.transport.threads import Threads
 from hocket.transport.wrapper import WrapperPeer
 
-__all__ = ["Faults", "FaultyPeer"]
-
 
 @dataclass(frozen=True)
 class Faults(FaultPlan):

@@ -15,8 +15,6 @@ from hocket.transport.request import Request
 from hocket.transport.signals import Event
 from hocket.transport.waiting import wait
 
-__all__ = ["Clock", "FaultyRequest", "clock_of"]
-
 # What it costs a virtual rank to look at an operation that has not begun, in seconds.
 _LOOK_S = 1e-6
 

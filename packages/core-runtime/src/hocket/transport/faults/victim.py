@@ -12,8 +12,6 @@ from hocket.transport.peer import Peer
 from hocket.transport.virtual.peer import VirtualPeer
 from hocket.transport.wrapper import WrapperPeer
 
-__all__ = ["Key", "Victim", "kill_rank"]
-
 #: Operations of one lane with the same one stay in order.
 Key = tuple[int, int]
 

@@ -21,8 +21,6 @@ from hocket.transport.request import Request
 if TYPE_CHECKING:
     from hocket.kernels.mixing import JoinedRows
 
-__all__ = ["HostCollectives", "open_host_collectives"]
-
 _CACHE_LINE_BYTES = 64
 
 # A lane remembers where so many arrays lie in shared memory.

@@ -9,8 +9,6 @@ import errno
 import os
 from typing import NamedTuple
 
-__all__ = ["Descriptor"]
-
 
 class Descriptor(NamedTuple):
     """A descriptor of a process, in the form sent to others; JSON.

@@ -34,8 +34,6 @@ from hocket.transport.host.status import StatusBoard
 from hocket.transport.job_notes import note_ending, note_leaving
 from hocket.transport.status import RankState, RankStatus, summarise
 
-__all__ = ["Endings", "announce"]
-
 #: A rank that is waited for may take this long to leave together with the others, in seconds.
 LEAVING_GRACE_S = 5.0
 

@@ -13,8 +13,6 @@ import numpy as np
 from hocket.arrays import Array
 from hocket.transport.host.sync import wait_while, wake
 
-__all__ = ["MARK_BYTES", "READY", "WORKED", "Marks"]
-
 #: One rank's marks: a cache line, which nobody else writes.
 MARK_BYTES = 64
 

@@ -23,8 +23,6 @@ from hocket.arrays import Array
 from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.peer import Memory, Peer, gather
 
-__all__ = ["ORDERED", "SMALLEST_BYTES", "HostMemory", "Shared", "find_shared", "reserve", "why_unshared"]
-
 #: Below this messages are faster: their waits are not Python's. (From 512 KiB on they are equals.)
 SMALLEST_BYTES = 1 << 20
 

@@ -21,8 +21,6 @@ from hocket.transport.host.peer import ProcessLane
 from hocket.transport.pending import PendingCall
 from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S
 
-__all__ = ["HostOperation", "HostLane"]
-
 # Between looks at what another thread of this process is about, in seconds.
 _OTHER_THREAD_S = 0.0002
 

@@ -21,8 +21,6 @@ from hocket.transport.pending import PendingCall, Progress
 from hocket.transport.request import RANKS_DIVERGED, Request
 from hocket.transport.status import number_ranks
 
-__all__ = ["STUCK_AFTER_S", "HostPeer", "ProcessLane"]
-
 #: Ranks that wait elsewhere, so long and while nobody computes, in seconds, do not come.
 STUCK_AFTER_S = 5.0
 

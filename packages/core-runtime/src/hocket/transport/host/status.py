@@ -32,8 +32,6 @@ from hocket.transport.status import (
     summarise,
 )
 
-__all__ = ["Failures", "HostStatus", "StatusBoard"]
-
 _ENTRY = struct.Struct("=dqq64s64s")
 _LOOK_AT_RANKS_EVERY_S = 0.1
 # Behind the entry: the sessions that the rank has left last, when, and why.

@@ -16,8 +16,6 @@ import time
 
 from hocket.arrays import Array
 
-__all__ = ["MUTEX_BYTES", "OwnerDiedError", "RobustMutex", "is_available", "wait_while", "wake"]
-
 #: A pthread_mutex_t takes 40 bytes on x86-64 and 48 on others.
 MUTEX_BYTES = 64
 

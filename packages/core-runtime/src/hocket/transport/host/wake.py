@@ -21,8 +21,6 @@ from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.signals import Bell, Bells, Wake
 from hocket.transport.waiting import POLL_RESOLUTION_S
 
-__all__ = ["HostWake"]
-
 # As in `Bell`. Writes of fewer than 4,096 bytes, PIPE_BUF, are never torn apart.
 _RING = struct.Struct("=iiq")
 _OWN = _RING.pack(-1, 0, 0)

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from hocket.errors import UserError
 
-__all__ = ["Address", "host_addresses", "is_near", "listen", "network_host", "route_to"]
-
 #: An address of a network interface, as text.
 Address = str
 

@@ -25,8 +25,6 @@ from hocket.transport.meeting.rendezvous import Rendezvous
 from hocket.transport.meeting.store import CONFLICT, LOOK_EVERY_S, StoreRanks
 from hocket.transport.waiting import wait
 
-__all__ = ["Member", "join_attempt"]
-
 _ATTEMPT = "attempt"
 # Two jobs begin at about the same time, if they share a store at all: so long ranks with different programs wait for
 # a word that there are two. One job may have them, too.

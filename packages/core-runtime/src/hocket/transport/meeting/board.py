@@ -18,8 +18,6 @@ from hocket.transport.status import HEARD_AFTER_S, RankState, RankStatus
 if TYPE_CHECKING:
     from hocket.transport.meeting.store import StoreEntries  # which imports torch
 
-__all__ = ["JobBoard"]
-
 _TELL_AFTER_S = 1.0
 _READ_EVERY_S = 0.5
 # Not sooner in a wait, too: of thousands of ranks each asks.

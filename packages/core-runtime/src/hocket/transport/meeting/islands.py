@@ -20,8 +20,6 @@ from hocket.transport.meeting.rendezvous import Rendezvous
 from hocket.transport.status import number_ranks
 from hocket.transport.waiting import wait
 
-__all__ = ["Arrival", "fault_of", "meet_islands", "telling"]
-
 _COME, _HEARD = "islands", "islands heard"
 # Hosts of one cluster start within less.
 _FIRST_NOTICE_S, _NOTICE_EVERY_S = 5.0, 60.0

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from hocket.errors import UserError
 from hocket.transport.peer import DEFAULT_TIMEOUT_S
 
-__all__ = ["Rendezvous", "parse_ports"]
-
 _LAST_PORT = 65_535
 
 

@@ -20,8 +20,6 @@ from hocket.transport.meeting.rendezvous import Rendezvous
 from hocket.transport.status import number_ranks
 from hocket.transport.waiting import wait
 
-__all__ = ["LOOK_EVERY_S", "CONFLICT", "StoreEntries", "StoreRanks", "open_store", "serve_store"]
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 

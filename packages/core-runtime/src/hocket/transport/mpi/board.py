@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-__all__ = ["open_board"]
-
 # Reaching a store takes no longer where no firewall drops what is sent.
 _REACHING_BOARD_S = 2.0
 _KEY = "job"

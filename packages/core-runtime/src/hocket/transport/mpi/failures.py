@@ -16,8 +16,6 @@ from mpi4py import MPI
 
 from hocket.transport.host import Failures, StatusBoard
 
-__all__ = ["MPIFailures"]
-
 _ULFM_VARIABLE = "OMPI_MCA_mpi_ft_enable"
 
 

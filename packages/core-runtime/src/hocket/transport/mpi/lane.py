@@ -21,8 +21,6 @@ from hocket.transport.mpi.scheduled import ScheduledCall
 from hocket.transport.program import Program, program_on
 from hocket.transport.request import Request
 
-__all__ = ["MPILane", "gather_rows"]
-
 #: Between hosts an allreduce of so many bytes for each rank is a ring of messages.
 RING_SHARE_BYTES = 1 << 16
 

@@ -23,8 +23,6 @@ from hocket.transport.peer import Peer
 from hocket.transport.pending import Progress
 from hocket.transport.request import Finished, FunctionRequest, Request
 
-__all__ = ["MPIPeer", "join"]
-
 # Of messages by which the ranks meet at a session's beginning, at most.
 _ROUNDS = 32
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from hocket.arrays import Array, as_bytes
 from hocket.transport.request import Request
 
-__all__ = ["cut", "cut_message", "fits", "together"]
-
 #: Of one call; what is longer is cut.
 MOST_BYTES = 1 << 30
 

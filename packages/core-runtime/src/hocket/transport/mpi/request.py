@@ -15,8 +15,6 @@ from hocket.transport.host import ProcessLane
 from hocket.transport.pending import PendingCall
 from hocket.transport.request import RANKS_DIVERGED
 
-__all__ = ["CallOrder", "MPIRequest", "begun"]
-
 T = TypeVar("T")
 
 

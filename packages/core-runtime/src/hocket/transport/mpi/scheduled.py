@@ -15,8 +15,6 @@ from hocket.transport.pending import PendingCall
 from hocket.transport.program import Program
 from hocket.transport.request import Request
 
-__all__ = ["ScheduledCall"]
-
 
 class ScheduledCall(PendingCall):
     """One execution of a program; every wait of the rank advances it.

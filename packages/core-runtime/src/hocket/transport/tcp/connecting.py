@@ -32,8 +32,6 @@ from hocket.transport.meeting.store import LOOK_EVERY_S, StoreRanks
 from hocket.transport.status import number_ranks
 from hocket.transport.waiting import wait
 
-__all__ = ["Acceptor", "Handshake", "ListeningAddress", "connect_all"]
-
 _HELLO = struct.Struct("<8sii32s")
 _MAGIC = b"hocket 1"
 _PROOF_BYTES = 32

@@ -14,8 +14,6 @@ import numpy as np
 
 from hocket.arrays import Array
 
-__all__ = ["Connection", "Frame", "FrameKind", "Stream"]
-
 _HEADER = struct.Struct("<QqQIi")
 # Small messages and headers are read together.
 _BUFFER_BYTES = 1 << 16

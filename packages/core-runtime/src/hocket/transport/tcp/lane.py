@@ -33,8 +33,6 @@ from hocket.transport.tcp.request import (
 )
 from hocket.transport.tcp.wire import Key, Wire
 
-__all__ = ["TcpLane"]
-
 #: From so many bytes on an allreduce sends the fewest bytes, below it has the fewest stages.
 RING_BYTES = 1 << 16
 

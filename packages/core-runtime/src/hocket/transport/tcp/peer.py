@@ -35,9 +35,6 @@ from hocket.transport.tcp.pipe import room_bytes
 from hocket.transport.tcp.wire import Wire
 from hocket.transport.waiting import CHECK_EVERY_S
 
-__all__ = ["TcpPeer", "join"]
-
-
 # A rank that fails has this time to say so before the next one does, in seconds.
 _TURN_S = 0.3
 _MOST_TURNS = 10

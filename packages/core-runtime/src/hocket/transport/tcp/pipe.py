@@ -15,8 +15,6 @@ import numpy as np
 
 from hocket.arrays import Array
 
-__all__ = ["Naps", "Pipe", "open_pipes", "room_bytes"]
-
 _LINE_BYTES = 64
 # Of an inbox: bytes written, which the sender stores, bytes read, which the receiver does, and whether the sender waits
 # for room; int64, each in a cache line of its own.

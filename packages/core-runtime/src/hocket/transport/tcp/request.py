@@ -18,15 +18,6 @@ from hocket.transport.tcp.connection import Frame, FrameKind
 from hocket.transport.tcp.wire import Key, Wire
 from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S
 
-__all__ = [
-    "CollectiveCall",
-    "GatherRequest",
-    "ReceiveRequest",
-    "TcpOperation",
-    "WireLane",
-]
-
-
 # The messages of one collective are numbered below this.
 _TAGS = 1 << 20
 

@@ -27,8 +27,6 @@ from hocket.transport.tcp.connection import Connection, Frame, FrameKind
 from hocket.transport.tcp.pipe import Naps, Pipe, open_pipes
 from hocket.transport.waiting import POLL_RESOLUTION_S
 
-__all__ = ["Key", "Receiver", "Wire"]
-
 _SAYING_S = 1.0
 _BOTH = select.EPOLLIN | select.EPOLLOUT
 _NOTHING = np.empty(0, np.uint8)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from hocket.transport.network import NetworkModel
 from hocket.transport.virtual.timeline import Timeline
 
-__all__ = ["Fabric"]
-
 
 class Fabric:
     """The links out of and into every rank, each carrying one message, or collective, at a time.

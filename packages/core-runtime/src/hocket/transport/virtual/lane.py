@@ -16,8 +16,6 @@ from hocket.transport.virtual.mailbox import Mailbox, flat_bytes
 from hocket.transport.virtual.rendezvous import Call, VirtualRendezvous
 from hocket.transport.virtual.request import Station, VirtualRequest
 
-__all__ = ["LaneState", "VirtualLane"]
-
 _REDUCIBLE = frozenset(map(np.dtype, (np.float32, np.float64, np.int32, np.int64)))
 
 

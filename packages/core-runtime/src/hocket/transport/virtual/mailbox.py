@@ -10,8 +10,6 @@ from hocket.errors import TransportError
 from hocket.transport.request import RANKS_DIVERGED
 from hocket.transport.virtual.request import VirtualRequest
 
-__all__ = ["Mailbox", "flat_bytes"]
-
 
 def flat_bytes(data: Array, what: str) -> Array:
     """Return `data`'s memory as flat uint8.

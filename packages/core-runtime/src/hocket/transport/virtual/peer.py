@@ -17,8 +17,6 @@ from hocket.transport.virtual.rendezvous import Call, VirtualRendezvous, name_ra
 from hocket.transport.virtual.request import Attendance, Station, VirtualEvent, VirtualRequest, VirtualWake
 from hocket.transport.virtual.timeline import ScheduledThread, ThreadState
 
-__all__ = ["GroupState", "VirtualPeer"]
-
 
 class GroupState:
     """The state that the ranks of a group share.

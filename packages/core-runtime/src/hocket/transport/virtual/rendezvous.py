@@ -10,8 +10,6 @@ from hocket.errors import TransportError
 from hocket.transport.request import RANKS_DIVERGED
 from hocket.transport.virtual.request import Station, VirtualRequest
 
-__all__ = ["Call", "VirtualRendezvous", "name_ranks"]
-
 
 @dataclass(frozen=True)
 class Call:

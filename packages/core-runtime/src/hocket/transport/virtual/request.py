@@ -18,8 +18,6 @@ from hocket.transport.virtual.fabric import Fabric
 from hocket.transport.virtual.scheduler import Scheduler
 from hocket.transport.virtual.timeline import ScheduledThread, Signal
 
-__all__ = ["Attendance", "Station", "VirtualEvent", "VirtualRequest", "VirtualWake"]
-
 _TRAINING = "main"
 
 

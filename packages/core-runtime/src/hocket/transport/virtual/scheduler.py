@@ -22,8 +22,6 @@ from hocket.errors import PeerLostError, RankKilledError, TransportError
 from hocket.randomness import RandomState
 from hocket.transport.virtual.timeline import ScheduledThread, Signal, ThreadState, Timeline
 
-__all__ = ["Scheduler"]
-
 #: How long `run` waits for its threads after an interrupt, in seconds of the wall's clock.
 _GRACE_S = 5.0
 

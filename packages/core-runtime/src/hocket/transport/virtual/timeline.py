@@ -13,8 +13,6 @@ from typing import Any
 
 from hocket.errors import DeadlockError, ExchangeTimeoutError
 
-__all__ = ["Event", "Signal", "ThreadState", "ScheduledThread", "Timeline"]
-
 Event = Callable[[], None]
 
 _REPORTED_TASKS = 16

@@ -14,8 +14,6 @@ from hocket.transport.virtual.peer import GroupState, VirtualPeer
 from hocket.transport.virtual.request import Station
 from hocket.transport.virtual.scheduler import Scheduler
 
-__all__ = ["VirtualWorld", "current_peer"]
-
 T = TypeVar("T")
 _peer: ContextVar[Peer | None] = ContextVar("hocket_virtual_peer", default=None)
 
