@@ -123,5 +123,5 @@ def format_count(number: int) -> str:
     """Return a number as text with three significant digits, such as 25.0 M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
-            return f"{number / size:#.3g} {unit}"
+            return f"{number / size:#.3g}".rstrip(".") + f" {unit}"
     return str(number)

@@ -25,7 +25,7 @@ from hocket.plan.plan import Plan, plan
 from hocket.plan.situation import TrainingSituation
 from hocket.plugin import Registry
 from hocket.plugin.discovery import KNOWN_WORDS, installed
-from hocket.quantities import format_seconds
+from hocket.quantities import format_count, format_seconds
 from hocket.results.kept_config import text_of_config
 from hocket.strategy.scope import Placement
 from hocket.training.run import load_run, resolved
@@ -322,6 +322,14 @@ def test_a_run_s_folder_is_a_row(tmp_path: Path) -> None:
     assert "mine" in Told(str(folder), *SITUATION).rows
 
 
+def test_the_marked_row_is_shown_beside_a_strategy_that_several_recipes_have() -> None:
+    """A run of agd is each of these rows."""
+    same = [replace(averaging(30 + place, is_own=True), name=f"same.{place}") for place in range(6)]
+    advice = advice_of(*same, averaging(2, 3.0))
+    assert advice.best.name == "every2"
+    assert advice.best in advice.shown()
+
+
 def test_ranks_that_are_late_now_and_then_hold_up_less() -> None:
     always, seldom = (
         Told(*SITUATION, "--late", late).rows["sgd"]["held_up_s"] for late in ("1x300ms", "1x0.3s@10%")
@@ -343,6 +351,14 @@ def test_it_takes_a_task_a_function_a_file_and_an_optimizer(
     assert "a step computes 200 ms" in " ".join(recommend(str(file)).split())
     adamw = recommend("task=digits", *given, "--optimizer", "adamw", "--late", "1x0.3", "--all")
     assert "late ranks: random_subset {count: 1, seconds: 0.3" in " ".join(adamw.split())
+
+
+def test_counts_have_no_point_without_a_digit_behind_it() -> None:
+    assert [format_count(number) for number in (350_000_000, 25_000_000, 9_610)] == [
+        "350 M",
+        "25.0 M",
+        "9.61 k",
+    ]
 
 
 def test_it_measures_a_task_s_step_and_compressors(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ _USUAL = ("sgd", "adamw")
 _MEASURED: TreeView = {
     "steps": 30,
     "ranks": 1,
+    "transport": "torch",
     "log_every": 1,
     "eval_every": None,
     "checkpoint": {},
@@ -174,6 +175,8 @@ class Asked:
         is_measured = min(measured_cost(about, by_accuracy) for by_accuracy in (True, False)) < math.inf
         if not (is_measured or self.everything):
             return
+        if about.engine != self.base.engine:
+            raise UserError(f"engine {about.engine.name} is not compared here: use `hocket plan`")
         needed = about.optimizer.class_name
         if needed not in (*_USUAL, self.base.optimizer.class_name):
             if not self.everything:

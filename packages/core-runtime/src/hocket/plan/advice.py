@@ -143,7 +143,7 @@ class Advice:
         families = {re.split("[., ]", row.name)[0]: row.name for row in reversed(self._cheapest_first())}
         own = [row.name for row in self.rows if row.is_own]
         cheapest = [row.name for row in self.rows if row.name in families.values()]
-        chosen = [*dict.fromkeys((self.plain.name, *own, self.best.name, *cheapest))][:most]
+        chosen = [*dict.fromkeys((self.plain.name, self.best.name, *own, *cheapest))][:most]
         return [row for row in self.rows if row.name in chosen]
 
     def _cost(self, row: AdvisedStrategy) -> float:
