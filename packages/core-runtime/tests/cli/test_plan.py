@@ -86,7 +86,7 @@ def tensor_bytes() -> int:
     """Return the bytes of all memory that new tensors hold, but for the states of random generators."""
     gc.collect()
     state = torch.get_rng_state()
-    storages = {}
+    storages: dict[int, int] = {}
     for thing in gc.get_objects():
         if issubclass(type(thing), Tensor) and thing.device.type == "cpu" and thing.shape != state.shape:
             for tensor in (thing, thing.grad if thing.is_leaf else None):

@@ -116,7 +116,7 @@ def test_other_programs_files_of_a_model_in_a_session_hold_its_weights(tmp_path:
             file = tmp_path / f"{rank}.safetensors"
             save_file(model.state_dict(), file)
             kept = load_file(file)
-            torch.save(model[2].bias.detach(), tmp_path / f"{rank}.pt")
+            torch.save(model.get_parameter("2.bias").detach(), tmp_path / f"{rank}.pt")
             whole = all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
         part = torch.load(tmp_path / f"{rank}.pt")
         return [whole and len(kept) == 4, part.untyped_storage().nbytes() == part.nbytes]

@@ -90,6 +90,17 @@ def test_a_rank_that_has_told_why_has_the_last_word(run: Callable[..., tuple[int
     assert (status, err) == (5, "hocket: rank 1 at step 2: out of data; all ranks end\n")
 
 
+def test_a_mistake_beside_a_process_group_of_torch_is_told(run: Callable[..., tuple[int, str, str]]) -> None:
+    """Torch's own hook of uncaught exceptions holds back what is written to `sys.stderr` meanwhile."""
+    program = (
+        "import torch; torch.distributed.init_process_group('gloo'); import hocket; hocket.compose('agdd')"
+    )
+    status, _, err = run(2, program)
+    assert status == 2
+    assert err.startswith("hocket: rank 0: there is no recipe 'agdd'")
+    assert err.count("\n") == 1
+
+
 def test_a_killed_rank_is_named_and_those_that_do_not_notice_are_ended(
     run: Callable[..., tuple[int, str, str]],
 ) -> None:

@@ -26,7 +26,9 @@ def say_why(error: HocketError) -> None:
     if not speaks_first():
         time.sleep(_FIRST_SPEAKS_S)
     message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    print(f"hocket: rank {launched_rank()}: {message}", file=sys.stderr, flush=True)
+    sys.stderr.flush()
+    # Not to `sys.stderr`: where the script has a process group of torch's, that is torch's own, which is thrown away.
+    os.write(2, f"hocket: rank {launched_rank()}: {message}\n".encode())
     code = 2 if isinstance(error, UserError) else 1
     note_ending(code)
     raise SystemExit(code)
