@@ -127,8 +127,7 @@ def plan(
     )
     exchanges = tuple(_with_buffers(each, model, placement, network) for each in planned)
     nbytes = sum(span.numel * span.dtype.itemsize for span in spans)
-    num_buffers = len(averaged_buffers(model))
-    return Plan(strategy, placement.size, numel, nbytes, num_buffers, exchanges, in_pieces)
+    return Plan(strategy, placement.size, numel, nbytes, len(averaged_buffers(model)), exchanges, in_pieces)
 
 
 def _planned(
