@@ -45,6 +45,21 @@ def against_a_loop(
     )
 
 
+def calls_to_gather(peer: Peer, strategy: list[str]) -> tuple[int, int]:
+    """Return how often Accelerate gathers in training, and the steps."""
+    made = trainer("unused", Texts(40), strategy, num_train_epochs=1, average_tokens_across_devices=True)
+    calls: list[object] = []
+    gather = made.accelerator.gather
+
+    def counted(tensor: Any) -> Any:
+        calls.append(tensor)
+        return gather(tensor)
+
+    made.accelerator.gather = counted
+    made.train()
+    return len(calls), made.state.global_step
+
+
 def against_one_process(peer: Peer, num: int, accumulated: int) -> list[float]:
     made = trainer(
         "unused",

@@ -40,6 +40,15 @@ def test_weights_are_those_of_a_plain_loop(
         assert by_trainer == by_loop
 
 
+def test_ranks_that_exchange_no_gradients_do_not_wait_for_one_anothers_tokens(job: Job) -> None:
+    for calls, steps in job.run(cases.calls_to_gather, (["sgd"],)):
+        assert calls >= steps > 3
+    later, synchronous = ["diloco", "parameters.0.every=3"], ["synchronous_steps=2"]
+    [none, _] = job.run(cases.calls_to_gather, (later,))
+    [first, _] = job.run(cases.calls_to_gather, ([*later, *synchronous],))
+    assert first[0] - none[0] == 2
+
+
 @pytest.mark.parametrize(("num", "accumulated"), [(40, 1), (33, 1), (33, 2), (41, 2)])
 def test_each_token_of_a_step_counts_the_same(job: Job, num: int, accumulated: int) -> None:
     """Also in a last step in which a rank has fewer batches, or none."""

@@ -160,7 +160,22 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         """Return whether the loss is divided by the tokens of all ranks, so that batches count by their tokens."""
         uses = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         is_counted = isinstance(batch, Mapping) and "labels" in batch
-        return bool(self.args.average_tokens_across_devices and uses and is_counted)
+        asked = self.args.average_tokens_across_devices and self._exchanges_gradients()
+        return bool(asked and uses and is_counted)
+
+    def _exchanges_gradients(self) -> bool:
+        assert self.session is not None
+        return bool(self.strategy.at(self.session.step).gradients)
+
+    @contextmanager
+    def _tokens_of_step(self) -> Iterator[None]:
+        """Count a step's tokens on all ranks only if they exchange its gradients: Trainer waits for all to count."""
+        asked = self.args.average_tokens_across_devices
+        self.args.average_tokens_across_devices = asked and self._exchanges_gradients()
+        try:
+            yield
+        finally:
+            self.args.average_tokens_across_devices = asked
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[Any, Any]:
         if self.session is None or self._samples is None:
@@ -171,7 +186,8 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         # A rank out of data repeats its last batch, of weight 0, and counts no token of it.
         own = self._samples.group if self.session.weight else []
         counted = own or [without_labels(batch)]
-        _, num_items = super().get_batch_samples(iter(counted), len(counted), device)
+        with self._tokens_of_step():
+            _, num_items = super().get_batch_samples(iter(counted), len(counted), device)
         if self._samples.may_end_with(num_batches):
             lengths = self.session.gather(len(own))
             num_batches = max(lengths)
@@ -195,8 +211,10 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         return whole / own if own else 1.0
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        adds = self.session is not None and not self.accelerator.sync_gradients
-        with self.session.accumulate() if adds else nullcontext():  # type: ignore[union-attr]
+        if self.session is None:
+            return super().training_step(*args, **kwargs)
+        adds = not self.accelerator.sync_gradients
+        with self._tokens_of_step(), self.session.accumulate() if adds else nullcontext():
             return super().training_step(*args, **kwargs)
 
     def _backward(self, own: Any, *args: Any, **kwargs: Any) -> None:
@@ -280,13 +298,15 @@ def _as_it_is(batch: Any) -> Any:
 def _newest(folder: str | None) -> str | bool:
     """Return the newest checkpoint that was not cut off; True, for Trainer to say so, where there is none."""
     found = [path.parent for path in Path(folder or "").glob(f"checkpoint-*/{TRAINER_STATE_NAME}")]
-    numbered = [
-        path
-        for path in found
-        if path.name.removeprefix("checkpoint-").isdigit() and not _was_cut_off(path / _FOLDER)
-    ]
-    newest = max(numbered, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None)
-    return True if newest is None else str(newest)
+    numbered = {
+        int(number): path for path in found if (number := path.name.removeprefix("checkpoint-")).isdigit()
+    }
+    for _, path in sorted(numbered.items(), reverse=True):
+        if not _was_cut_off(path / _FOLDER):
+            return str(path)
+        if core.join().rank == 0:
+            _log.warning("%s is incomplete, as its job ended while it was saved: an older one is tried", path)
+    return True
 
 
 def _was_cut_off(folder: Path) -> bool:
