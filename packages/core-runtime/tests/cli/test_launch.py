@@ -250,7 +250,7 @@ def test_a_script_gets_its_ranks_and_arguments_and_a_dead_rank_is_named(
     ended = launch("--die")
     message, advice = ended.stderr.strip("\0\n").splitlines()
     assert advice.startswith(
-        "hocket: run the same command again; a script goes on from its last checkpoint with"
+        "hocket: run the same command again; a script goes on from its last checkpoint if it loads one: with"
     )
     assert message.startswith("hocket: at step 0, rank 0: control (allgather): rank 1 has died; rank 1 on ")
     assert "was killed by SIGKILL" in message

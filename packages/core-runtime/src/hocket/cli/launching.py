@@ -19,8 +19,8 @@ from hocket.results.script import OUT, START, TRACE, check_folder
 from hocket.transport.joining import launched
 
 _AGAIN = (
-    "run the same command again; a script goes on from its last checkpoint with "
-    "session.load(folder, missing='start')"
+    "run the same command again; a script goes on from its last checkpoint if it loads one: with "
+    "session.load(folder, missing='start'), or Trainer's resume_from_checkpoint"
 )
 
 
