@@ -25,6 +25,7 @@ from hocket.cli.ranking import run_virtual
 from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.loggers import Csv, TensorBoard
+from hocket.results.files import Results
 from hocket.training.run import load_run
 from hocket.transport.virtual import VirtualWorld
 
@@ -101,6 +102,24 @@ def test_a_run_that_goes_on_has_each_row_once_in_every_logger(tmp_path: Path) ->
     run_virtual(load_run("sgd", [*RUN, "epochs=2"]), tmp_path, resume=True)
     assert check_that_all_say_the_same(tmp_path) == [4, 8, 12, 16, 20, 24]
     assert wandb_steps(tmp_path) == [4, 8, 11, 12, 16, 20, 24]  # it takes no row back
+
+
+def test_rows_beyond_the_resumed_step_stay_until_the_first_new_one(tmp_path: Path) -> None:
+    """A run that dies before may go on from a later checkpoint, which the disk showed late: these are its rows."""
+    results = Results(tmp_path, ["host"])
+    results.begin()
+    for step in range(5):
+        results.write({"step": step, "loss": 1.0})
+    results.close()
+    for resumed_after, kept in ((2, [0, 1, 2, 3, 4]), (3, [0, 1, 2, 3])):
+        results = Results(tmp_path, ["host"])
+        results.resume_after(resumed_after)
+        results.begin()
+        if resumed_after == 3:
+            results.write({"step": 4, "loss": 2.0})
+        results.close()
+        assert [row["step"] for row in json_rows(tmp_path) if row["loss"] == 1.0] == kept
+    assert json_rows(tmp_path)[-1] == {"step": 4, "loss": 2.0}
 
 
 def test_a_session_logs_what_rank_0_is_given(tmp_path: Path) -> None:

@@ -79,10 +79,15 @@ class Results:
             imported_versions(yaml.safe_load(next_config.read_bytes())) if next_config.exists() else {}
         )
         self._resumed_after: int | None = None
+        self._config: Tree | None = None
         self._logs: list[Log] | None = None
 
     def resume_after(self, step: int) -> None:
-        """Keep the rows of metrics up to `step` instead of beginning anew."""
+        """Keep the rows of metrics up to `step` instead of beginning anew.
+
+        Later rows stay until the first new one. A run that dies before may have a checkpoint beyond `step`, which its
+        disk showed late, and goes on from that one then.
+        """
         self._resumed_after = step
 
     def begin(self) -> None:
@@ -91,17 +96,21 @@ class Results:
         Raises:
             WriteError: a file cannot be written; names it.
         """
-        if self._logs is None:
+        if self._config is None:
             with naming(self._folder):
-                self._begin()
+                self._config = self._begin()
+                if self._resumed_after is None:
+                    self._logs = self._opened(self._config)
 
-    def _begin(self) -> None:
+    def _opened(self, config: TreeView) -> list[Log]:
+        return [logger.open(self._folder, config, self._resumed_after) for logger in self._loggers]
+
+    def _begin(self) -> Tree:
         folder, next_config = self._folder, self._folder / NEXT_CONFIG
         claim(folder, *self._owned, *(name for each in self._loggers for name in each.files))
         found = next((path for path in (next_config, folder / CONFIG) if path.exists()), None)
-        config = yaml.safe_load(found.read_text(encoding="utf-8")) if found else {}
+        config: Tree = yaml.safe_load(found.read_text(encoding="utf-8")) if found else {}
         self._write_start(config)
-        self._logs = [logger.open(folder, config, self._resumed_after) for logger in self._loggers]
         if next_config.exists():
             next_config.replace(folder / CONFIG)
             remember(folder, CONFIG, [text_of_config(config)])
@@ -111,6 +120,7 @@ class Results:
                 (folder / name).unlink(missing_ok=True)
         if self._resumed_after is None and CHECKPOINTS in self._owned:
             keep_newest(folder / CHECKPOINTS, 0, _EARLIER)
+        return config
 
     def _write_start(self, config: TreeView) -> None:
         path = self._folder / NEXT_START
@@ -125,7 +135,10 @@ class Results:
 
     def write(self, row: Tree) -> None:
         """Add a row of metrics."""
-        assert self._logs is not None, "the results have not begun"
+        assert self._config is not None, "the results have not begun"
+        if self._logs is None:
+            with naming(self._folder):
+                self._logs = self._opened(self._config)
         for log in self._logs:
             log.write(row)
 
