@@ -163,6 +163,11 @@ def did_you_mean(words: Sequence[str]) -> str:
     return f" Did you mean {', '.join(others)}{' or ' * bool(others)}{last}?" if words else ""
 
 
+def allowed_words(allowed: str, guess: str = "") -> str:
+    """Return the ending of a refusal that lists what is allowed: after the guess from `suggest`, if there is one."""
+    return f".{guess} Allowed: {allowed}" if guess else f"; allowed: {allowed}"
+
+
 def shortened(text: str, most: int = 100) -> str:
     """Return a text, or its beginning if it has more than `most` characters."""
     return text if len(text) <= most else f"{text[:most]}..."

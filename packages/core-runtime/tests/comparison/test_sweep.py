@@ -310,7 +310,7 @@ def test_commas_within_brackets_and_quotes_divide_nothing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["sgd", "sed=0,1"], "override 'sed=0': sed: unknown key; allowed: "),
+        (["sgd", "sed=0,1"], "override 'sed=0': sed: unknown key. "),
         (["sgd", "sed=0,1"], "Did you mean 'seed'?"),
         (["sgd", "strategy=sgd,dspgd"], "there is no recipe 'dspgd'. Did you mean 'dpsgd'"),
         (

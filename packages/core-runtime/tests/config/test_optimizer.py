@@ -55,11 +55,11 @@ def test_complete_arguments_of_muon_build_the_same() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
-        ("sdg", "mapping: optimizer: there is no optimizer 'sdg'; allowed: adadelta, adafactor, "),
+        ("sdg", "mapping: optimizer: there is no optimizer 'sdg'. Did you mean 'sgd'? Allowed: adadelta, "),
         ({"name": "lbfgs"}, "mapping: optimizer.name: there is no optimizer 'lbfgs'; allowed: "),
         (
             {"name": "sgd", "lrr": 1},
-            "mapping: optimizer.lrr: unknown argument of sgd; allowed: lr, momentum, ",
+            "mapping: optimizer.lrr: unknown argument of sgd. Did you mean 'lr'? Allowed: lr, momentum, ",
         ),
         ({"name": "sgd", "lr": "fast"}, "mapping: optimizer.lr: got 'fast'; allowed: a number"),
         ({"name": "sgd", "lr": True}, "mapping: optimizer.lr: got true; allowed: a number"),
@@ -77,7 +77,7 @@ def test_a_mistake_is_refused_with_its_place(optimizer: Any, expected: str) -> N
 
 def test_a_misspelt_argument_and_name_get_a_suggestion() -> None:
     for optimizer, hint in (({"name": "sgd", "lrr": 1}, "'lr'"), ("adamm", "'adam'")):
-        with pytest.raises(ConfigError, match=rf"Did you mean {hint}\?$"):
+        with pytest.raises(ConfigError, match=rf"\. Did you mean {hint}\? Allowed: "):
             build_optimizer(load_run({"optimizer": optimizer}).optimizer, parameters())
 
 
@@ -144,8 +144,8 @@ def test_the_rest_is_all_but_hidden_matrices(tied: bool) -> None:
     ("optimizer", "expected"),
     [
         ({"name": "muon"}, "mapping: optimizer: muon takes matrices only: add rest: {name: adamw}, which steps all "),
-        ({"name": "muon", "rest": "adamv"}, "mapping: optimizer.rest: there is no optimizer 'adamv'; allowed: "),
-        ({"name": "muon", "rest": {"name": "sgd", "lrr": 1}}, "mapping: optimizer.rest.lrr: unknown argument of sgd; "),
+        ({"name": "muon", "rest": "adamv"}, "mapping: optimizer.rest: there is no optimizer 'adamv'. Did you mean "),
+        ({"name": "muon", "rest": {"name": "sgd", "lrr": 1}}, "mapping: optimizer.rest.lrr: unknown argument of sgd. "),
         ({"name": "muon", "rest": {"lr": 1}}, "mapping: optimizer.rest.name: missing; allowed: a name, or a mapping"),
         ({"name": "muon", "rest": {"name": "muon", "rest": "sgd"}}, "mapping: optimizer.rest.rest: rest is not "),
     ],

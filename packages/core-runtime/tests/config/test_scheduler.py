@@ -75,20 +75,20 @@ def test_what_is_resolved_is_complete_and_loads_to_the_same(tmp_path: Path) -> N
     ("schedulers", "expected"),
     [
         ("linearlr", "schedulers: got 'linearlr'; allowed: a list, of which each is a name, or a mapping"),
-        (["linearl"], "schedulers.0: there is no scheduler 'linearl'; allowed: "),
+        (["linearl"], "schedulers.0: there is no scheduler 'linearl'. Did you mean 'linearlr'? "),
         (["lambdalr"], "schedulers.0: lambdalr refuses no arguments: "),
         ([{"name": "lambdalr", "lr_lambda": "math:sqr"}], "schedulers.0.lr_lambda: cannot import 'math:sqr': "),
         ([{"name": "lambdalr", "lr_lambda": "math:pi"}], "schedulers.0.lr_lambda: 'math:pi' cannot be called"),
         ([{"name": "cosineannealinglr", "T_max": "x"}], "schedulers.0.T_max: got 'x'; allowed: a number"),
         ([{"name": "cosineannealinglr", "T_max": 0}], "schedulers.0: cosineannealinglr cannot step: ZeroDivisionError"),
         ([{**WSD, "milestones": [4]}], "schedulers.0: sequentiallr refuses milestones: (4,): Sequential Schedulers"),
-        ([{**WSD, "schedulers": ["linearl"]}], "schedulers.0.schedulers.0: there is no scheduler 'linearl'; "),
+        ([{**WSD, "schedulers": ["linearl"]}], "schedulers.0.schedulers.0: there is no scheduler 'linearl'. "),
         ([{**WSD, "schedulers": "linearlr"}], "schedulers.0.schedulers: got 'linearlr'; allowed: a list, of which "),
         ([{**WSD, "schedulers": [PLATEAU]}], "schedulers.0.schedulers.0: reducelronplateau steps by a metric"),
         ([{**PLATEAU, "metric": 3}], "schedulers.0.metric: got 3; allowed: a metric's name, such as valid_loss"),
         ([{**PLATEAU, "metric": "loss"}], "schedulers.0.metric: got 'loss'; allowed: train_loss, or a name that "),
         (["torch.nn:Linear"], "schedulers.0: 'torch.nn:Linear' is no subclass of torch.optim.lr_scheduler.LRSchedul"),
-        ([{"name": "steplr", "stepsize": 3}], "schedulers.0.stepsize: unknown argument of steplr; allowed: step_"),
+        ([{"name": "steplr", "stepsize": 3}], "schedulers.0.stepsize: unknown argument of steplr. Did you mean 'st"),
         ([WARM_UP, {"name": "steplr"}], "schedulers.1: steplr refuses no arguments: "),
         ([{"name": "linearlr", "start_factor": 2}], "schedulers.0: linearlr refuses start_factor: 2: "),
     ],
@@ -191,6 +191,6 @@ def test_a_metric_that_a_task_has_not_is_refused_when_it_is_known(tmp_path: Path
     with pytest.raises(ConfigError) as caught:
         run_virtual(run_of(schedulers=[plateau]), tmp_path)
     assert str(caught.value).endswith(
-        "schedulers.0.metric: the task has no metric 'valid_acuracy'; allowed: train_loss, valid_loss, valid_accuracy. "
-        "Did you mean 'valid_accuracy'?"
+        "schedulers.0.metric: the task has no metric 'valid_acuracy'. Did you mean 'valid_accuracy'? "
+        "Allowed: train_loss, valid_loss, valid_accuracy"
     )

@@ -341,7 +341,7 @@ def test_a_mount_point_is_refused_before_anything_is_written(
     [
         (
             {"format": "safetensor"},
-            r"format is 'safetensor'; allowed: 'safetensors', 'dcp', 'hf'\. Did you mean 'saf",
+            r"format is 'safetensor'\. Did you mean 'safetensors'\? Allowed: 'safetensors', 'dcp', 'hf'",
         ),
         (
             {"format": "hf"},

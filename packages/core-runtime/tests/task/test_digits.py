@@ -83,7 +83,7 @@ def test_fields_are_a_config_schema() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"network": "cnm"}, r"network is 'cnm'; allowed: mlp, cnn, resnet20\. Did you mean 'cnn'\?"),
+        ({"network": "cnm"}, r"network is 'cnm'\. Did you mean 'cnn'\? Allowed: mlp, cnn, resnet20"),
         ({"hidden": 0}, "hidden is 0; allowed: 1 or more"),
         ({"label_smoothing": 1.0}, r"label_smoothing is 1\.0; allowed: 0 or more, below 1"),
         ({"label_smoothing": -0.1}, r"label_smoothing is -0\.1; allowed"),

@@ -69,7 +69,7 @@ def test_initialisation_comes_from_the_global_generator() -> None:
 
 def test_unknown_name_lists_the_known() -> None:
     with pytest.raises(
-        ValueError, match=r"'resnet2'; allowed: mlp, cnn, resnet20\. Did you mean 'resnet20'\?"
+        ValueError, match=r"'resnet2'\. Did you mean 'resnet20'\? Allowed: mlp, cnn, resnet20"
     ):
         build("resnet2", (1, 8, 8), 10)
 

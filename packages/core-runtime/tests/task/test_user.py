@@ -215,7 +215,7 @@ def test_what_is_no_task_is_refused(write: Write, source: str, message: str) -> 
     [
         (
             {"slop": 1.0},
-            r"task\.slop: no such field of .*; allowed: slope, num_samples\. Did you mean 'slope'\?",
+            r"task\.slop: no such field of .*\. Did you mean 'slope'\? Allowed: slope, num_samples",
         ),
         ({"num_samples": "many"}, r"^task\.num_samples: .*'many'.*Integer$"),
         ({"num_samples": 0}, r"num_samples is 0; allowed: 1 or more"),

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
-from hocket.errors import ConfigError, suggest
+from hocket.errors import ConfigError, allowed_words, suggest
 from hocket.plain import Tree, TreeView
 
 #: The least similarity, 0 to 1, at which an unknown key counts as misspelt and is not looked for elsewhere.
@@ -215,11 +215,11 @@ class Location:
         return Location(self.document, (*self.path, key), value)
 
     def error(
-        self, problem: str, allowed: str = "", hint: str = "", kind: type[ConfigError] = ConfigError
+        self, problem: str, allowed: str = "", guess: str = "", kind: type[ConfigError] = ConfigError
     ) -> ConfigError:
         """Return an error that names the source and the key of this place."""
-        ending = f"; allowed: {allowed}" if allowed else ""
-        return kind(f"{self.written}: {problem}{ending}{hint and '.'}{hint}")
+        ending = allowed_words(allowed, guess) if allowed else ""
+        return kind(f"{self.written}: {problem}{ending}")
 
     def wrap(self, error: ConfigError) -> ConfigError:
         """Return `error`, of its own type, with the source and the key of this place before its message."""

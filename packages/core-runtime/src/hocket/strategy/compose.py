@@ -180,8 +180,8 @@ def _refuse_part(exchange: Location, registry: Registry) -> None:
         place = exchange.child(known[0])
         raise exchange.child("collective").error(
             "missing",
-            ", ".join(registry.names(Kind.COLLECTIVE)),
-            f" A list replaces the recipe's: to change one key of that, write {place.key}: {place.given}",
+            f"{', '.join(registry.names(Kind.COLLECTIVE))}. A list replaces the recipe's: to change one key of that, "
+            f"write {place.key}: {place.given}",
         )
 
 

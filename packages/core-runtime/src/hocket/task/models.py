@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.errors import suggest
+from hocket.errors import allowed_words, suggest
 
 #: The networks that `build` knows.
 NAMES = ("mlp", "cnn", "resnet20")
@@ -21,7 +21,7 @@ NAMES = ("mlp", "cnn", "resnet20")
 def check_name(name: str) -> None:
     """Raise ValueError, listing `NAMES`, where `name` is none of them."""
     if name not in NAMES:
-        raise ValueError(f"network is {name!r}; allowed: {', '.join(NAMES)}.{suggest(name, NAMES)}")
+        raise ValueError(f"network is {name!r}{allowed_words(', '.join(NAMES), suggest(name, NAMES))}")
 
 
 def build(name: str, shape: tuple[int, int, int], classes: int, hidden: Sequence[int] = (128,)) -> nn.Module:

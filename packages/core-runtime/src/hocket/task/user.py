@@ -18,7 +18,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hocket.errors import ConfigError, suggest
+from hocket.errors import ConfigError, allowed_words, suggest
 from hocket.installing import INSTALLED_FOLDERS
 from hocket.plain import Tree, TreeView
 from hocket.plugin.discovery import cause_of
@@ -194,9 +194,8 @@ def _merged(task_class: type, name: str, fields: TreeView) -> Any:
     allowed = _fields(task_class)
     for key in fields:
         if key not in allowed:
-            raise ConfigError(
-                f"task.{key}: no such field of {name}; allowed: {', '.join(allowed)}.{suggest(key, allowed)}"
-            )
+            ending = allowed_words(", ".join(allowed), suggest(key, allowed))
+            raise ConfigError(f"task.{key}: no such field of {name}{ending}")
     try:
         return OmegaConf.merge(OmegaConf.structured(task_class), dict(fields))
     except OmegaConfBaseException as error:

@@ -22,7 +22,7 @@ from hocket.checkpoint.collectively import collectively, on_rank_0
 from hocket.checkpoint.export_folder import export_folder
 from hocket.checkpoint.model_files import ModelTensors, files_of, write_dcp, write_safetensors
 from hocket.checkpoint.shared import require_folder
-from hocket.errors import CheckpointError, some, suggest
+from hocket.errors import CheckpointError, allowed_words, some, suggest
 from hocket.plugin import CORE
 from hocket.segment.shards import gathered, is_sharded
 from hocket.session.save.model_state import model_state, unwrapped
@@ -86,10 +86,8 @@ def _check(session: EngineSession, export: Export) -> None:
         CheckpointError: says what can.
     """
     if export.format not in FORMATS:
-        near = suggest(export.format, FORMATS)
-        raise CheckpointError(
-            f"session.export: format is {export.format!r}; allowed: {', '.join(map(repr, FORMATS))}.{near}"
-        )
+        ending = allowed_words(", ".join(map(repr, FORMATS)), suggest(export.format, FORMATS))
+        raise CheckpointError(f"session.export: format is {export.format!r}{ending}")
     if export.max_shard_bytes is not None and export.max_shard_bytes < 1:
         raise CheckpointError(
             f"session.export: max_shard_bytes is {export.max_shard_bytes}; allowed: 1 or more"
