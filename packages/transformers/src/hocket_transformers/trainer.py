@@ -100,7 +100,7 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         if self.accelerator.num_processes != peer.size:
             raise UserError(
                 f"Accelerate found {self.accelerator.num_processes} ranks, but the launcher started {peer.size}: "
-                "import hocket_transformers before you create TrainingArguments(...)"
+                "import hocket_transformers before you create TrainingArguments(...); without GPUs, set use_cpu=True"
             )
         # In evaluation mode Accelerate prepares all but DistributedDataParallel.
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
