@@ -46,15 +46,12 @@ def run(case: str, checkout: Path | None, folder: Path) -> int:
     """Carry out a test as a rank of a job."""
     assert checkout is not None
     tests = checkout / "tests"
-    os.environ |= {"SHARED": str(folder), "PL_RUN_STANDALONE_TESTS": "1"}
+    os.environ |= {"SHARED": str(folder)}
     hocket.join()  # before a test compares threads and variables
     sys.path[:0] = [str(tests)]
     os.chdir(tests)
     options = ["-q", "-x", "-rs", "-p", "no:cacheprovider", "-p", __name__, "--color=no"]
-    code = pytest.main([*options, "-c", str(checkout / "pyproject.toml"), f"tests_pytorch/{case}"])
-    return (
-        0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else int(code)
-    )  # those that Lightning does not run alone
+    return int(pytest.main([*options, "-c", str(checkout / "pyproject.toml"), f"tests_pytorch/{case}"]))
 
 
 def skipped(output: str) -> str:
@@ -73,17 +70,15 @@ def init(self: Any, *given: Any, strategy: Any = "auto", accelerator: Any = "aut
     if isinstance(strategy, DDPStrategy) or (isinstance(strategy, str) and strategy.startswith("ddp")):
         strategy = HocketStrategy(*RECIPE)
         _made.append(1)
-    _init(
-        self,
-        *given,
-        strategy=strategy,
-        accelerator="cpu" if accelerator in ("gpu", "cuda") else accelerator,
-        **named,
-    )
+    if accelerator in ("gpu", "cuda"):
+        accelerator = "cpu"
+        if isinstance(devices := named.get("devices"), list):
+            named["devices"] = len(devices)
+    _init(self, *given, strategy=strategy, accelerator=accelerator, **named)
 
 
-def reasons(*, min_cuda_gpus: int = 0, **named: Any) -> Any:
-    """Ask for no GPU."""
+def reasons(*, min_cuda_gpus: int = 0, standalone: bool = False, **named: Any) -> Any:
+    """Ask for no GPU, and for no process of its own, which each rank is."""
     return _reasons(**named)
 
 
@@ -100,5 +95,5 @@ def pytest_sessionfinish(session: Any, exitstatus: int) -> None:
         print(f"\n{NOTHING}")
 
 
-pl.Trainer.__init__ = init
+pl.Trainer.__init__ = init  # type: ignore[method-assign]
 testing._runif_reasons = reasons
