@@ -123,7 +123,9 @@ def leads_to_what_works(cell: Cell, error: CompositionError) -> bool:
 def advised(config: Any, message: str) -> Iterator[Any]:
     """Yield strategies that do something of what a refusal says, one thing each."""
     # Before the advice stands what is wrong, in which components are named too.
-    found = re.match(r"mapping: (\w+)\.(\d)\.(\w+): .*: ((?:use|leave|let|begin|for instance) .*)", message)
+    found = re.match(
+        r"mapping: (\w+)\.(\d)\.(\w+): .*: ((?:use|leave|let|add|begin|for instance) .*)", message
+    )
     assert found, f"no advice: {message}"
     slot, index, key, text = found.groups()
     exchange = config[slot][int(index)]

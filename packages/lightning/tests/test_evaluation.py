@@ -17,6 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import hocket
 from hocket.errors import UserError
+from hocket_lightning.trainer import TrainerStrategy
 
 
 class Watched(Net):
@@ -144,6 +145,11 @@ def test_what_cannot_be_reduced_is_refused() -> None:
 
 
 def test_a_misspelt_strategy_is_named() -> None:
+    refused = "overrides of the strategy are texts"
+    with pytest.raises(UserError, match=rf"^HocketStrategy\(every=...\): {refused}"):
+        TrainerStrategy("agd", every=8)
+    with pytest.raises(UserError, match=refused):
+        TrainerStrategy("agd", ["gradients=[]"])  # type: ignore[arg-type]
     with pytest.raises(UserError, match="Did you mean 'diloco'"):
         trainer("dilocco")
 

@@ -100,11 +100,16 @@ def test_seconds_go_on_with_the_rows_that_are_kept(tmp_path: Path) -> None:
 
 def test_steps_before_a_folder_has_rows_are_in_no_time(tmp_path: Path) -> None:
     saved = tmp_path / "checkpoints"
+    run(tmp_path / "whole", 5)
+    whole = read_record(tmp_path / "whole", "whole").summary
+    assert whole is not None
+    per_step = whole["bytes_sent_per_step"]
     run(None, 2, load=saved)
     run(tmp_path / "a", 5, load=saved)
     summary = read_record(tmp_path / "a", "a").summary
     assert summary is not None
     assert summary["steps_per_second"] == pytest.approx(3 / summary["seconds"])
+    assert summary["bytes_sent_per_step"] == per_step
     assert 0 <= summary["exposed_wait_fraction"] <= 1
 
 

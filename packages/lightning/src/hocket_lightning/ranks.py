@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import os
 import pickle
 import sys
@@ -15,6 +17,8 @@ import hocket
 from hocket.api import Peer
 from hocket.errors import UserError
 from hocket_lightning.frameworks import lightning
+
+_log = logging.getLogger("hocket")
 
 #: As long as rank 0 may take to prepare data, in seconds, while the others wait: there may be much to download.
 _LONGEST_S = 24 * 3600.0
@@ -81,9 +85,18 @@ class RanksOfStrategy:
     parallel_devices: Any
 
     def _join(self, strategy: str, overrides: tuple[str, ...], options: dict[str, Any]) -> None:
+        unknown = sorted({*options} - {*inspect.signature(hocket.attach).parameters})
+        if unknown or not all(isinstance(each, str) for each in overrides):
+            raise UserError(
+                f"HocketStrategy({', '.join(f'{name}=...' for name in unknown) or '..., [...]'}): overrides of the "
+                'strategy are texts, as HocketStrategy("diloco", "parameters.0.every=8"); named arguments are those of '
+                "hocket.attach"
+            )
         self._exchanges = hocket.compose(strategy, *overrides)
         self._options = options
         self._peer = hocket.join()
+        if self._peer.size == 1:
+            _log.warning("one rank trains alone: start several by `hocket launch -n 4 SCRIPT`")
         self.cluster_environment = RankEnvironment(self._peer)
 
     @property

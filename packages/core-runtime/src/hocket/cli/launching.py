@@ -20,7 +20,7 @@ from hocket.transport.joining import launched
 
 _AGAIN = (
     "run the same command again; a script goes on from its last checkpoint if it loads one: with "
-    "session.load(folder, missing='start'), or Trainer's resume_from_checkpoint"
+    "session.load(folder, missing='start'), Trainer's resume_from_checkpoint or Lightning's ckpt_path"
 )
 
 

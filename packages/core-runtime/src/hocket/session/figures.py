@@ -12,6 +12,7 @@ def figures_of(
     waited_s: float,
     *,
     first_step: int = 0,
+    sent_before: float = 0,
     call: str = "session.gather",
 ) -> dict[str, object]:
     """Return the figures of a session, as a run's summary has them; collective.
@@ -21,6 +22,7 @@ def figures_of(
         seconds: the seconds of training of the slowest rank.
         waited_s: the part of this rank's seconds in which it waited for an exchange.
         first_step: the number of steps before these seconds.
+        sent_before: the bytes that this rank has sent in those steps.
         call: the call that asks for them, for messages about ranks that make another.
     """
     counters = session.counters
@@ -29,7 +31,7 @@ def figures_of(
             [
                 waited_s,
                 counters.under_way_s,
-                counters.bytes_sent,
+                counters.bytes_sent - sent_before,
                 counters.outcomes,
                 counters.active,
                 counters.staleness_max,
@@ -51,7 +53,7 @@ def figures_of(
         "skipped_steps_ranks": list(skipped),
         "seconds": seconds,
         "steps_per_second": (session.step - first_step) / seconds if seconds > 0 else None,
-        "bytes_sent_per_step": bytes_sent / max(1, session.step),
+        "bytes_sent_per_step": bytes_sent / max(1, session.step - first_step),
         "exposed_wait_fraction": exposed_s / seconds if seconds > 0 else None,
         "exposed_wait_fraction_ranks": [each / seconds if seconds > 0 else None for each in waits],
         "overlap_share": 1 - exposed_s / under_way_s if under_way_s > 0 else None,

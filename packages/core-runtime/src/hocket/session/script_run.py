@@ -119,8 +119,8 @@ class ScriptRun:
         self._last_row: Tree = {}
         #: The newest value of each name that the script has written.
         self._newest: Tree = {}
-        #: The steps and the waits before the seconds that are counted.
-        self._first_step, self._first_waited_s = 0, 0.0
+        #: The steps, the waits and the bytes before the seconds that are counted.
+        self._first_step, self._first_waited_s, self._first_sent = 0, 0.0, 0.0
         self.folder = folder
         if session.is_main:
             if folder is not None:
@@ -135,7 +135,9 @@ class ScriptRun:
 
     def resume_after(self, step: int) -> None:
         """Keep the rows up to a step that a checkpoint has restored, and count their seconds, too."""
-        self._first_step, self._first_waited_s = step, self._session.counters.exposed_wait_s
+        counters = self._session.counters
+        self._first_step, self._first_sent = step, counters.bytes_sent
+        self._first_waited_s = counters.exposed_wait_s
         self._last_row = {"exposed_wait_s": self._first_waited_s}
         if self._results is None or self.folder is None:
             return
@@ -175,9 +177,10 @@ class ScriptRun:
         call = "the session's end"
         every = session.gathered([self._seconds, self._first_step], call)
         seconds, first_step = max(own for own, _ in every), every[0][1]  # rank 0 knows of earlier rows
-        before_s = self._first_waited_s if first_step else 0.0
+        before_s, sent_before = (self._first_waited_s, self._first_sent) if first_step else (0.0, 0.0)
+        waited_s = session.counters.exposed_wait_s - before_s
         figures = figures_of(
-            session, seconds, session.counters.exposed_wait_s - before_s, first_step=first_step, call=call
+            session, seconds, waited_s, first_step=first_step, sent_before=sent_before, call=call
         )
         if session.is_main:
             _say(_last_line(figures, session.step - first_step))
