@@ -157,7 +157,7 @@ def attached() -> tuple[nn.Module, hocket.Session]:
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
     _, session = attached()
     with pytest.raises(
-        CheckpointError, match=r"^more/odd/call is of type builtin_function_or_method, which no"
+        CheckpointError, match=r"^more/odd/call is of type builtin_function_or_method, which a"
     ):
         session.save(tmp_path, odd=Odd())
 

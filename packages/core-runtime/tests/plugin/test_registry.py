@@ -91,7 +91,8 @@ def test_a_component_of_a_plugin_is_configured_by_its_fields(install: Any) -> No
         compose({"gradients": [exchange]}, registry=registry)
     exchange["topology"] = {"name": "crossover.fair_random", "sed": 4}
     with pytest.raises(
-        ConfigError, match=r"^mapping: gradients\.0\.topology\.sed: unknown key; allowed: seed\."
+        ConfigError,
+        match=r"^mapping: gradients\.0\.topology\.sed: unknown key\. Did you mean 'seed'\? Allowed: seed$",
     ):
         compose({"gradients": [exchange]}, registry=registry)
 

@@ -187,6 +187,9 @@ def own_storage_of(flat: Tensor, span: ParameterSpan) -> Tensor:
     """Return what `view_of` returns, with a storage of its own over the same memory.
 
     Writers of files take tensors of one storage for one tensor: Accelerate drops all but one, safetensors refuses them.
+    On devices that DLPack does not know, it has the flat buffer's.
     """
+    if flat.device.type not in {"cpu", "cuda"}:
+        return view_of(flat, span)
     values: Tensor = from_dlpack(flat[span.start : span.start + span.numel])
     return values.as_strided(span.shape, span.stride)
