@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 import hocket
+from hocket.cli.folders import load_resumed
 from hocket.cli.situation import Asked
 from hocket.comparison.record import read_record
-from hocket.errors import AttachError
+from hocket.errors import AttachError, UserError
 from hocket.plugin import default_registry
 from hocket.results.history import read_rows
 from hocket.results.script import OUT, STRATEGY
@@ -79,6 +80,12 @@ def test_a_run_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
     run(out, 5, load=saved)
     assert [row["step"] for row in rows(out)] == [3, 4, 5]
     assert len(json.loads((out / "run.json").read_text())) == 2
+
+
+def test_hocket_resume_says_that_a_script_s_command_is_repeated(tmp_path: Path) -> None:
+    run(tmp_path / "a", 2)
+    with pytest.raises(UserError, match="is the run of a script: repeat the command that began it"):
+        load_resumed(tmp_path / "a", [])
 
 
 def test_seconds_go_on_with_the_rows_that_are_kept(tmp_path: Path) -> None:

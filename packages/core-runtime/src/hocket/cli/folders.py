@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from hocket.results.files import files_of
 from hocket.results.folder import prepared as kept_for_run
 from hocket.results.folder import refuse_unwritable, remove_empty
 from hocket.results.kept_config import changed_keys, differing_keys, read_config, text_of_config
-from hocket.results.script import SCRIPT
+from hocket.results.script import is_of_script
 from hocket.training.run import RunConfig, load_run, resolved
 
 _log = logging.getLogger("hocket")
@@ -118,8 +118,7 @@ def load_resumed(folder: Path, overrides: Sequence[str], *, elsewhere: bool = Fa
     if not path.exists():
         is_there = f"it has no {CONFIG}" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} holds no run to resume: {is_there}{_host_of_rank_0(folder)}")
-    task = read_config(path).get("task")
-    if isinstance(task, Mapping) and task.get("name") == SCRIPT:
+    if is_of_script(read_config(path)):
         raise UserError(
             f"{folder} is the run of a script: repeat the command that began it. The script goes on from its own "
             "checkpoint, if it calls session.load(folder, missing='start')"

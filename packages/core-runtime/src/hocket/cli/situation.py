@@ -30,7 +30,7 @@ from hocket.quantities import read, seconds
 from hocket.results import CONFIG, METRICS, SUMMARY
 from hocket.results.history import read_rows, read_summary
 from hocket.results.kept_config import read_config, text_of_config
-from hocket.results.script import SCRIPT
+from hocket.results.script import is_of_script
 from hocket.training.run import RunConfig, load_run, resolved
 from hocket.transport.hosts import parse_hosts
 from hocket.transport.rank_process import own_python
@@ -87,7 +87,7 @@ class Asked:
         config = Path(target or "") / CONFIG
         if target is not None and os.path.isfile(config):
             self.target = str(config)
-            if read_config(config)["task"].get("name") == SCRIPT:
+            if is_of_script(read_config(config)):
                 size, of_script = _script_run(config.parent)
                 self.target, self.params, overrides = None, params or size, [*of_script, *overrides]
         elif target is not None and not os.path.isfile(target):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from hocket.errors import AttachError, UserError, reason
 from hocket.own_files import claim, refuse_foreign
+from hocket.plain import TreeView
 from hocket.results import (
     CONFIG,
     NEXT_CONFIG,
@@ -30,6 +32,12 @@ OWN_KEYS = ("step", "seconds", "bytes_sent", "exposed_wait_s", "wait_share")
 
 #: The files that a script's run writes besides its rows of metrics.
 FILES = (CONFIG, NEXT_CONFIG, STARTS, NEXT_START, SUMMARY, REPORT, TRACE_FILE, RECORDINGS)
+
+
+def is_of_script(config: TreeView) -> bool:
+    """Return whether the configuration in a run's folder is that of a script, not of a task."""
+    task = config.get("task")
+    return isinstance(task, Mapping) and task.get("name") == SCRIPT
 
 
 def check_folder(folder: Path) -> None:
