@@ -221,7 +221,10 @@ def test_a_sweep_between_islands(tmp_path: Path) -> None:
             ["agd", "island.shard=2", "-n", "4", "--transport", "virtual"],
             "island: virtual ranks",
         ),
-        (["agd", "island.sharded=2", "-n", "4"], "island.sharded: unknown key; allowed: shard"),
+        (
+            ["agd", "island.sharded=2", "-n", "4"],
+            r"island.sharded: unknown key. Did you mean .shard.\? Allowed: shard",
+        ),
         (["agd", "island.replicate=2", "-n", "4"], "replicate is 2, but shard is 1"),
         (["agd", "island.shard=0", "-n", "4"], "shard must be 1 to"),
         (

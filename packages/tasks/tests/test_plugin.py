@@ -42,7 +42,7 @@ def test_the_plugin_imports_no_torch() -> None:
     [
         ("task={name: fashion_mnist, folder: /nowhere}", "task.folder: the folder /nowhere does not exist."),
         ("task={name: bible, file: /nowhere}", "task.file: /nowhere cannot be read: No such file or directory."),
-        ("task={name: videos, hiden: 3}", "override 'task={name: videos, hiden: 3}': task.hiden: unknown key; "),
+        ("task={name: videos, hiden: 3}", "override 'task={name: videos, hiden: 3}': task.hiden: unknown key. "),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_before_ranks_are_started(override: str, expected: str, tmp_path: Path) -> None:
