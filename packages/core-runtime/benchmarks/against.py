@@ -1,17 +1,18 @@
-"""What one would use in place of Hocket, in one table of ratios: Gloo, MPI_Allreduce, DDP, HSDP and decent-dp.
+"""What one would use in place of Hocket, in one table of ratios: Gloo, MPI, DDP, HSDP, decent-dp and torchft.
 
-    tools/bench --against [--ranks 2 4] [--transport torch|mpi] [--only sums steps islands gossip]
+    tools/bench --against [--ranks 2 4] [--transport torch|mpi] [--only sums steps islands gossip outer]
     sudo tools/netlab --hosts 4 --rate 1gbit run --env -- \\
         .venv/bin/python packages/core-runtime/benchmarks/against.py --rank --transport torch
 
 The first line measures ranks of one host; the second is a rank of a job over hosts. All sides of a row take turns in
-one job, and a figure is the slowest rank's, the median of the turns. Gossip is measured where decent-dp is installed
-(`pip install --no-deps decent-dp loguru`), and islands from 4 ranks on.
+one job, and a figure is the slowest rank's, the median of the turns. Islands are measured from 4 ranks on. A row whose
+package is not installed is skipped with a line on standard error.
 
 - `sums`: the sum of 100 MB; beside it, what copies of as many bytes take with all ranks copying at once.
 - `steps`: a step of two models by the sizes of their tensors, with 50 ms of an accelerator's time (`against_ddp.py`).
 - `islands`: a step of a model that FSDP2 shards over two ranks, averaged over the others by a strategy or by HSDP.
 - `gossip`: what an exchange adds to a step (`gossip_step.py`).
+- `outer`: a round of DiLoCo between two islands of two ranks, on one host (`beside_torchft.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from measuring import init_gloo, medians
@@ -125,9 +128,7 @@ def islands(peer: Peer) -> Iterator[Row]:
 
 def gossip(peer: Peer) -> Iterator[Row]:
     """Compare what gossip adds to a step."""
-    if peer.size & (peer.size - 1) or any(
-        importlib.util.find_spec(name) is None for name in ("decent_dp", "loguru")
-    ):
+    if peer.size & (peer.size - 1):
         return
     from gossip_step import STRATEGIES, measure
 
@@ -145,6 +146,25 @@ PARTS: dict[str, Callable[[Peer], Iterator[Row]]] = {
     "islands": islands,
     "gossip": gossip,
 }
+OUTER = "outer"
+# The packages of a part, and the arguments of pip that install them.
+_NEEDS = {
+    "gossip": (("decent_dp", "loguru"), "--no-deps decent-dp loguru"),
+    OUTER: (("torchft",), "torchft-nightly"),
+}
+
+
+def installed(parts: Sequence[str]) -> list[str]:
+    """Return the parts whose packages are installed; print a line for each of the others."""
+    found = []
+    for part in parts:
+        packages, wanted = _NEEDS.get(part, ((), ""))
+        missing = [name for name in packages if importlib.util.find_spec(name) is None]
+        if missing:
+            print(f"{part}: skipped: {missing[0]} is not installed: pip install {wanted}", file=sys.stderr)
+        else:
+            found.append(part)
+    return found
 
 
 def rank(transport: str, parts: Sequence[str]) -> None:
@@ -157,7 +177,7 @@ def rank(transport: str, parts: Sequence[str]) -> None:
     torch.set_num_threads(1)
     peer = hocket.join(transport)
     init_gloo(peer)
-    for part in parts:
+    for part in (part for part in parts if part != OUTER):
         for row in PARTS[part](peer):
             cells = (row.what, row.own, f"{1e3 * row.own_s:.1f}", row.other, f"{1e3 * row.other_s:.1f}")
             if peer.rank == 0:
@@ -175,17 +195,19 @@ def main() -> None:
     )
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--transport", choices=("torch", "mpi"), help="by default each that is installed")
-    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parts = [*PARTS, OUTER]
+    parser.add_argument("--only", nargs="+", default=parts, choices=parts)
     parser.add_argument("--rank", action="store_true", help="a launcher has started this process as a rank")
     given = parser.parse_args()
+    only = installed(given.only)
     if given.rank:
-        rank(given.transport or "torch", given.only)
+        rank(given.transport or "torch", only)
         return
     print(_HEAD, flush=True)
     has_mpi = importlib.util.find_spec("mpi4py") is not None
     for transport in [given.transport] if given.transport else ["torch", "mpi"][: 1 + has_mpi]:
-        program = [sys.executable, __file__, "--rank", "--transport", transport, "--only", *given.only]
-        for size in given.ranks:
+        program = [sys.executable, __file__, "--rank", "--transport", transport, "--only", *only]
+        for size in given.ranks if set(only) - {OUTER} else ():
             launch_here(
                 WantedRanks(transport=transport).starter(program),
                 size,
@@ -193,6 +215,9 @@ def main() -> None:
                 partial(str),
                 {"OMP_NUM_THREADS": "1"},
             )
+    if OUTER in only:
+        beside = Path(__file__).with_name("beside_torchft.py")
+        sys.exit(subprocess.run([sys.executable, beside, "--row"], check=False).returncode)
 
 
 if __name__ == "__main__":

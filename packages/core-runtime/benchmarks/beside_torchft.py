@@ -2,6 +2,7 @@
 
     pip install torchft-nightly       # in an environment of its own, with Hocket
     python packages/core-runtime/benchmarks/beside_torchft.py [--width 1118] [--layers 20] [--every 4] [--rounds 7]
+        [--row]
 
 Two islands of two ranks on one host, each island a job of its own with Gloo inside, one thread a rank. Both sides train
 the same model on the same batches, AdamW inside and Nesterov momentum outside, in the same processes and in turns. A
@@ -96,7 +97,13 @@ def measure(given: argparse.Namespace) -> None:
     last, expected = ours.whole(), theirs.whole()
     apart = max(float((a - b).abs().max()) for a, b in zip(last, expected, strict=True))
     moved = max(float((a - b).abs().max()) for a, b in zip(last, first, strict=True))
-    if peer.rank == 0:
+    if peer.rank == 0 and given.row:
+        own_s, other_s = taken["hocket"], taken["torchft"]
+        what = f"| {ISLANDS * RANKS}, torch | round of {given.every} steps, {ISLANDS} islands of {RANKS} "
+        print(
+            f"{what}| `diloco` | {1e3 * own_s:.1f} | torchft | {1e3 * other_s:.1f} | {own_s / other_s:.2f} |"
+        )
+    elif peer.rank == 0:
         for name, seconds in taken.items():
             print(f"{name}: {1e3 * seconds:.0f} ms a round, {1e3 * seconds / given.every:.0f} ms a step")
         print(f"apart {apart:.1e}, moved {moved:.1e}, after {given.rounds + 1} rounds", flush=True)
@@ -114,6 +121,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=20)
     parser.add_argument("--every", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7, help="that count, behind one to warm up")
+    parser.add_argument("--row", action="store_true", help="print a row of tools/bench --against")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:

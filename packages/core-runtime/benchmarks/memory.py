@@ -5,7 +5,7 @@
 Linear layers of 2236 x 2236 (20: 100 M parameters, 400 MB), SGD without momentum, one thread a rank. Each side is a
 job of ranks over transport torch on one host: `alone`, `ddp` or a recipe, by default all. Parameters are exchanged
 every eight steps where a recipe does so more rarely. Memory is a rank's share of what processes have in memory (Pss),
-the most that was seen in 20 steps, less that before attach; a small model has been trained before, so that programs
+the most that was seen in ten steps, less that before attach; a small model has been trained before, so that programs
 and their libraries are loaded. What is expected is the gradients, and what `hocket plan` says; where gradients are
 exchanged, they lie in its buffers.
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from hocket.strategy.strategy import Strategy
     from hocket.transport.peer import Peer
 
-WIDTH, BATCH, STEPS, EVERY, MB = 2236, 4, 20, 8, 1e6
-_PERIOD_S = 0.01
+WIDTH, BATCH, STEPS, EVERY, MB = 2236, 4, 10, 8, 1e6
+_PERIOD_S = 0.02
 # With this malloc gives large tensors back to the system when they are freed.
 _VARIABLES = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
