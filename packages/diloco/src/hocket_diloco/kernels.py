@@ -24,8 +24,8 @@ _TILE = 1024
 #: Values that are looked at together, to leave them out at once.
 PART = 64
 
-#: Up to so many bins a pass over a tile for each is faster than one that looks at each element's bin.
-_FEW_BINS = 4
+#: Sums of each bin that are added up side by side: neighbours often lie in one bin, and would wait for each other.
+_LANES = 4
 
 _part_of = numba.njit(nogil=True)
 # Sums in any order: their last bits are those of the machine's vectors.
@@ -64,16 +64,6 @@ def _sum_of_squares(values: Array, mean: float) -> float:
     return total
 
 
-@_summing
-def _sum_of_bin(values: Array, codes: Array, number: int) -> tuple[float, int]:
-    total, count = 0.0, 0
-    for j in range(values.size):
-        inside = codes[j] == number
-        total += values[j] if inside else 0.0
-        count += inside
-    return total, count
-
-
 @_part_of
 def _code_ints(values: Array, inverse: float, top: int, codes: Array) -> None:
     for j in range(values.size):
@@ -108,10 +98,25 @@ def _code_exponents(
 
 @_part_of
 def _code_bins(values: Array, mean: float, inverse: float, num_levels: int, codes: Array) -> None:
-    middle = num_levels // 2
+    # All in 32 bits, of which a vector holds twice as many as of 64.
+    lowest, middle, top = np.int32(0), np.int32(num_levels // 2), np.int32(num_levels - 1)
     for j in range(values.size):
-        code = np.int32(np.rint((values[j] - mean) * inverse)) + middle
-        codes[j] = min(num_levels - 1, max(0, code))
+        code = np.int32(np.int32(np.rint((values[j] - mean) * inverse)) + middle)
+        codes[j] = min(top, max(lowest, code))
+
+
+@_part_of
+def _add_to_bins(values: Array, codes: Array, sums: Array) -> None:
+    """Add values and their numbers to `sums`, flat [bins, lanes, 2], which is indexed by constants."""
+    full = values.size - values.size % _LANES
+    for first in range(0, full, _LANES):
+        for lane in range(_LANES):
+            place = codes[first + lane] * (2 * _LANES) + 2 * lane
+            sums[place] += values[first + lane]
+            sums[place + 1] += 1.0
+    for j in range(full, values.size):
+        sums[codes[j] * (2 * _LANES)] += values[j]
+        sums[codes[j] * (2 * _LANES) + 1] += 1.0
 
 
 @_part_of
@@ -151,24 +156,20 @@ def _code_statistically(values: Array, bits: int, table: Array, codes: Array, pa
     inverse = 1 / width if width > 0 else 0.0
     if not np.isfinite(inverse):
         inverse = 0.0
-    totals, counts = np.zeros(num_levels), np.zeros(num_levels, np.int64)
+    sums = np.zeros(num_levels * _LANES * 2)
     each = 8 // bits
     for start in range(0, values.size, _TILE):
         part = values[start : start + _TILE]
-        own = codes[: part.size]
-        _code_bins(part, mean, inverse, num_levels, own)
-        if num_levels <= _FEW_BINS:
-            for number in range(num_levels):
-                total, count = _sum_of_bin(part, own, number)
-                totals[number] += total
-                counts[number] += count
-        else:
-            for j in range(part.size):
-                totals[own[j]] += part[j]
-                counts[own[j]] += 1
-        _pack(own, bits, packed[start // each :])
+        part_codes = codes[: part.size]
+        _code_bins(part, mean, inverse, num_levels, part_codes)
+        _add_to_bins(part, part_codes, sums)
+        _pack(part_codes, bits, packed[start // each :])
     for number in range(num_levels):
-        table[number] = totals[number] / counts[number] if counts[number] else 0.0
+        total, count = 0.0, 0.0
+        for place in range(2 * _LANES * number, 2 * _LANES * (number + 1), 2):
+            total += sums[place]
+            count += sums[place + 1]
+        table[number] = total / count if count else 0.0
         if not np.isfinite(spread):
             table[number] = np.nan
 
