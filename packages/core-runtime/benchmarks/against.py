@@ -148,7 +148,7 @@ PARTS: dict[str, Callable[[Peer], Iterator[Row]]] = {
 }
 OUTER = "outer"
 # The packages of a part, and the arguments of pip that install them.
-_NEEDS = {
+_NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     "gossip": (("decent_dp", "loguru"), "--no-deps decent-dp loguru"),
     OUTER: (("torchft",), "torchft-nightly"),
 }
