@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from nets import BATCH, Net, flat, on_ranks, samples, trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -93,6 +94,35 @@ def test_a_loader_of_hocket_s_goes_on_where_it_was(tmp_path: Path, step: int) ->
     assert torch.equal(on_ranks(lambda: weights(ckpt=tmp_path / f"step={step}.ckpt"))[1], whole[1])
 
 
+class Ask(Callback):
+    """Asks the process to end after a step, as a scheduler asks the job."""
+
+    def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
+        if trainer.global_step == 15:  # of 12 an epoch
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_job_that_is_asked_to_end_saves_and_goes_on_exactly(tmp_path: Path) -> None:
+    """In the middle of an epoch; a loader of `hocket.loader` goes on at its place."""
+
+    def weights(name: str, *more: Callback) -> Tensor:
+        net, kept = Net(0.2), ModelCheckpoint(tmp_path / name)
+        given: dict[str, Any] = {"callbacks": [kept, *more], "enable_checkpointing": True}
+        one = trainer(*DILOCO, use_distributed_sampler=False, **given)
+        one.fit(net, hocket.loader(samples(), BATCH, seed=0), ckpt_path="last")
+        return flat(net)
+
+    whole = weights("whole")
+    with pytest.raises(SystemExit, match="143"):
+        weights("asked", Ask())
+    assert sorted(each.name for each in (tmp_path / "asked").glob("last-signal*")) == [
+        "last-signal.ckpt",
+        "last-signal.ckpt.hocket",
+    ]
+    assert torch.equal(weights("asked"), whole)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def test_a_checkpoint_without_the_ranks_states_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -102,6 +132,7 @@ def test_a_checkpoint_without_the_ranks_states_says_so(
         on_ranks(lambda: fit(Net(), *DILOCO, ckpt=tmp_path / "epoch=0.ckpt"))
     [warning] = [each.message for each in caplog.records if "the ranks' own state is missing" in each.message]
     assert "epoch=0.ckpt.hocket" in warning
+    assert warning.endswith("and the strategy's steps, with synchronous_steps, start from zero")
 
 
 def test_another_number_of_ranks_goes_on_from_the_mean(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,47 @@ def resumed(
         "whole": [weights(whole.model), rows["whole"]],
         "rest": [weights(rest.model), rows["rest"]],
         "cut": [weights(cut.model), []],
+    }
+
+
+class Ask(TrainerCallback):  # type: ignore[misc]
+    """Asks a rank to end after a step, as a scheduler asks the job."""
+
+    def __init__(self, step: int, rank: int) -> None:
+        self._step, self._rank = step, rank
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if state.global_step == self._step and args.process_index == self._rank:
+            signal.raise_signal(signal.SIGUSR1)
+
+
+def asked_to_end(peer: Peer, folder: str) -> dict[str, Any]:
+    """Return the weights of a whole run, how one ended that was asked to, and the weights after it went on."""
+
+    def made(name: str) -> Any:
+        given = {"save_strategy": "steps", "save_steps": 100, "num_train_epochs": 2}
+        own = {"blocking_saves": False}
+        return trainer(Path(folder, name), Texts(44), ["diloco", "parameters.0.every=3"], own=own, **given)
+
+    whole = made("whole")
+    whole.train()
+    asked = made("asked")
+    asked.add_callback(Ask(4, rank=1))
+    status: Any = None
+    try:
+        asked.train()
+    except SystemExit as end:
+        status = end.code
+    gather(peer, None)
+    left = [path.name for path in Path(folder, "asked").iterdir()]
+    rest = made("asked")
+    rest.train(resume_from_checkpoint=True)
+    return {
+        "whole": weights(whole.model),
+        "rest": weights(rest.model),
+        "status": status,
+        "left": left,
+        "handler": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
     }
 
 

@@ -82,6 +82,16 @@ def test_a_run_that_saves_beside_training_is_resumed(job: Job, tmp_path: Path) -
         assert rank["cut"] != rank["whole"]
 
 
+def test_ranks_that_are_asked_to_end_save_and_go_on_exactly(job: Job, tmp_path: Path) -> None:
+    """The request reaches one rank, which agrees with the other on a step."""
+    for rank in job.run(cases.asked_to_end, (str(tmp_path),)):
+        assert rank["status"] == 143
+        [left] = rank["left"]
+        assert int(left.removeprefix("checkpoint-")) >= 4
+        assert rank["rest"] == rank["whole"]
+        assert rank["handler"]
+
+
 def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     for step, name in ((2, "step-00000002"), (4, "step-00000004-abc.unfinished")):
         held = tmp_path / f"checkpoint-{step}" / "hocket" / name

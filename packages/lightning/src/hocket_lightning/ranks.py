@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import pickle
 import sys
@@ -14,11 +13,9 @@ import torch
 from torch import Tensor
 
 import hocket
-from hocket.api import Peer
+from hocket.api import Peer, warn_alone
 from hocket.errors import UserError
 from hocket_lightning.frameworks import lightning
-
-_log = logging.getLogger("hocket")
 
 #: As long as rank 0 may take to prepare data, in seconds, while the others wait: there may be much to download.
 _LONGEST_S = 24 * 3600.0
@@ -95,8 +92,7 @@ class RanksOfStrategy:
         self._exchanges = hocket.compose(strategy, *overrides)
         self._options = options
         self._peer = hocket.join()
-        if self._peer.size == 1:
-            _log.warning("one rank trains alone: start several by `hocket launch -n 4 SCRIPT`")
+        warn_alone(self._peer)
         self.cluster_environment = RankEnvironment(self._peer)
 
     @property

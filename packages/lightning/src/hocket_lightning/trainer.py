@@ -17,8 +17,9 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 import hocket
-from hocket.api import broadcast_model, messages
+from hocket.api import broadcast_model, may_listen, messages
 from hocket.errors import UserError
+from hocket_lightning.ending import SaveAtLast
 from hocket_lightning.frameworks import lightning
 from hocket_lightning.loaders import EvenBatches
 from hocket_lightning.ranks import RanksOfStrategy
@@ -90,6 +91,9 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         if self.session.out is not None:
             self._open.callback(setattr, trainer, "loggers", trainer.loggers)
             trainer.loggers = [*trainer.loggers, RowsOfRun(self.session, trainer.default_root_dir)]
+        if trainer.checkpoint_callbacks and may_listen():
+            self._open.callback(setattr, trainer, "callbacks", trainer.callbacks)
+            trainer.callbacks = [*trainer.callbacks, SaveAtLast(self)]
 
     def _synchronise_metrics(self) -> None:
         """Have torchmetrics exchange over Hocket, where they would by torch.distributed, which nobody has set up."""
@@ -173,6 +177,12 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
             for old in (each for each in beside.iterdir() if each.name != token):
                 shutil.rmtree(old, ignore_errors=True)
 
+    def save_at_last(self, filepath: Path) -> Path:
+        """Write a checkpoint before the process ends, and return where; collective."""
+        self._blocking_saves = True
+        self.lightning_module.trainer.save_checkpoint(filepath)
+        return filepath
+
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint, and what lies beside it, on rank 0; once a newer one is complete."""
         if self.session is not None and not self._blocking_saves:
@@ -209,7 +219,8 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         if self.is_global_zero:
             _log.warning(
                 "the ranks' own state is missing next to the checkpoint (%s): all ranks begin with its mean and "
-                "with rank 0's optimizer, and the state of exchanges (outer optimizers, residuals) starts from zero",
+                "with rank 0's optimizer; the state of exchanges (outer optimizers, residuals) and the strategy's "
+                "steps, with synchronous_steps, start from zero",
                 self._loaded or "a folder FILE.hocket",
             )
 

@@ -19,8 +19,10 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 import hocket as core
+from hocket.api import may_listen, warn_alone
 from hocket.errors import UserError
 from hocket_transformers.local_sgd import refuse_distribution
 from hocket_transformers.samples import Accumulated, TrainingSamples, shared_out, without_labels
@@ -125,8 +127,9 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         if self._training is not None and self.session is None:
             attached = core.attach(self.model, self.optimizer, self.strategy, **self._options)
             self.session = self._training.enter_context(attached)
-            if self.session.size == 1:
-                _log.warning("one rank trains alone: start several by `hocket launch -n 4 SCRIPT`")
+            warn_alone(self.session.peer)
+            if self.args.save_strategy != "no" and may_listen():
+                self.session.save_on_signal(self._save_at_last)
         return optimizer
 
     def _end_session(self) -> None:
@@ -274,6 +277,12 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         if self.session is None:
             super()._save_scaler(output_dir)
 
+    def _save_at_last(self) -> Path:
+        """Save a checkpoint of Trainer's before the process ends; collective."""
+        self._blocking_saves = True
+        self._save_checkpoint(self.model, trial=None)
+        return Path(self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or self.session is None or self._samples is None:
             super()._load_optimizer_and_scheduler(checkpoint)
@@ -297,9 +306,13 @@ def _as_it_is(batch: Any) -> Any:
 
 def _newest(folder: str | None) -> str | bool:
     """Return the newest checkpoint that was not cut off; True, for Trainer to say so, where there is none."""
-    found = [path.parent for path in Path(folder or "").glob(f"checkpoint-*/{TRAINER_STATE_NAME}")]
+    found = [
+        path.parent for path in Path(folder or "").glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")
+    ]
     numbered = {
-        int(number): path for path in found if (number := path.name.removeprefix("checkpoint-")).isdigit()
+        int(number): path
+        for path in found
+        if (number := path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")).isdigit()
     }
     for _, path in sorted(numbered.items(), reverse=True):
         if not _was_cut_off(path / _FOLDER):

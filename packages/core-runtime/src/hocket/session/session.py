@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -273,8 +274,12 @@ class Session:
         return save(self.inner, path_of(folder, "session.save"), more, keep=keep, blocking=blocking)
 
     def save_on_signal(
-        self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Stateful
-    ) -> None:
+        self,
+        folder: str | os.PathLike[str] | Callable[[], Path],
+        *,
+        keep: int | None = None,
+        **more: Stateful,
+    ) -> Callable[[], None]:
         """Save and end all ranks on SIGTERM or SIGUSR1; collective, call it right after `attach` or `load`.
 
         Schedulers send one of them before they take a job's machines away. The ranks save after the next step that all
@@ -283,7 +288,11 @@ class Session:
         several hosts only if all hosts reach rank 0's. mpiexec passes SIGUSR1 on, and ends ranks by SIGTERM at once.
 
         Args:
-            folder, keep, more: as for `save`.
+            folder, keep, more: as for `save`; or a function that all ranks call to save, which returns where.
+
+        Returns:
+            A function that saves and ends if all ranks have reached that step, for loops without `session.data` to call
+            after each step; before each forward the model calls it itself.
 
         Raises:
             HocketError: it was called before.
@@ -294,18 +303,23 @@ class Session:
                 "session.save_on_signal was already called: call it once, with everything to save"
             )
         check_keep("session.save_on_signal", keep)
-        path = path_of(folder, "session.save_on_signal")
-        look_at(self.inner, path)
-        self.inner.save_point = SavePoint(self.inner, lambda: self._save_at_last(path, keep, more))
+        if callable(folder):
+            save_all = folder
+        else:
+            path = path_of(folder, "session.save_on_signal")
+            look_at(self.inner, path)
+            save_all = partial(self.save, path, keep=keep, blocking=True, **more)
+        self.inner.save_point = SavePoint(self.inner, partial(self._save_at_last, save_all))
+        return self.inner.save_point.reach
 
-    def _save_at_last(self, folder: Path, keep: int | None, more: Mapping[str, Stateful]) -> Path:
+    def _save_at_last(self, save_all: Callable[[], Path]) -> Path:
         """Save before the process ends, also where a save beside training has failed; collective."""
         try:
             self.inner.finish_save("session.save")
         except CheckpointError as error:
             if self.is_main:
                 _log.warning("%s", error)
-        return self.save(folder, keep=keep, blocking=True, **more)
+        return save_all()
 
     def export(
         self,

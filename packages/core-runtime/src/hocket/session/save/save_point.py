@@ -48,7 +48,7 @@ class SavePoint:
 
     Args:
         session: the session whose steps are counted.
-        save: calls `session.save`.
+        save: saves all ranks' state, and returns where.
     """
 
     def __init__(self, session: EngineSession, save: Callable[[], Path]) -> None:
