@@ -82,7 +82,7 @@ def test_a_loop_of_accelerate_s(launcher: str, tmp_path: Path) -> None:
     shown = ended(
         tmp_path, *LAUNCHERS[launcher], str(example), "--strategy", "diloco", "parameters.0.every=8"
     )
-    assert float(shown.rpartition("accuracy ")[2].removesuffix(" %\n")) > 90
+    assert float(shown.rpartition("accuracy ")[2].removesuffix(" %\n")) > 80  # of four classes
 
 
 @pytest.mark.full

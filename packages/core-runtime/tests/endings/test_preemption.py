@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -222,3 +223,24 @@ def test_no_thread_outlives_a_session_that_a_signal_ends(tmp_path: Path) -> None
         train()
     # It would free tensors while Python ends, which aborts the process.
     assert "hocket signals" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_function_saves_in_the_session_s_place(tmp_path: Path) -> None:
+    """In a loop that asks for no batches of the session's, and whose model is never called."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        with hocket.attach(model, optimizer, "sgd") as session:
+            end_if_asked = session.save_on_signal(lambda: session.save(tmp_path / "own"))
+            for _ in range(1000):
+                if session.step == 2:
+                    signal.raise_signal(signal.SIGUSR1)
+                model.weight.sum().backward()
+                optimizer.step()
+                end_if_asked()
+                time.sleep(0.005)
+
+    with pytest.raises(SystemExit, match="143"):
+        train()
+    assert 3 <= saved_step(tmp_path / "own") < 1000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hocket_lightning.frameworks import lightning
@@ -21,8 +20,8 @@ class SaveAtLast(lightning("pytorch.callbacks").Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, *given: Any) -> None:
         """Listen from now on, in place of Lightning, whose ranks would end after different steps; collective."""
-        folder = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir)
-        save = partial(self._strategy.save_at_last, folder / "last-signal.ckpt")
+        folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
+        save = partial(self._strategy.save_at_last, f"{folder}/last-signal.ckpt")
         self._end_if_asked = self._strategy.session.save_on_signal(save)
 
     def on_train_batch_end(self, *given: Any) -> None:

@@ -92,8 +92,8 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
             self._open.callback(setattr, trainer, "loggers", trainer.loggers)
             trainer.loggers = [*trainer.loggers, RowsOfRun(self.session, trainer.default_root_dir)]
         if trainer.checkpoint_callbacks and may_listen():
-            self._open.callback(setattr, trainer, "callbacks", trainer.callbacks)
-            trainer.callbacks = [*trainer.callbacks, SaveAtLast(self)]
+            trainer.callbacks.append(last := SaveAtLast(self))
+            self._open.callback(trainer.callbacks.remove, last)
 
     def _synchronise_metrics(self) -> None:
         """Have torchmetrics exchange over Hocket, where they would by torch.distributed, which nobody has set up."""
@@ -177,7 +177,7 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
             for old in (each for each in beside.iterdir() if each.name != token):
                 shutil.rmtree(old, ignore_errors=True)
 
-    def save_at_last(self, filepath: Path) -> Path:
+    def save_at_last(self, filepath: str) -> str:
         """Write a checkpoint before the process ends, and return where; collective."""
         self._blocking_saves = True
         self.lightning_module.trainer.save_checkpoint(filepath)

@@ -275,7 +275,7 @@ class Session:
 
     def save_on_signal(
         self,
-        folder: str | os.PathLike[str] | Callable[[], Path],
+        folder: str | os.PathLike[str] | Callable[[], Path | str],
         *,
         keep: int | None = None,
         **more: Stateful,
@@ -304,7 +304,7 @@ class Session:
             )
         check_keep("session.save_on_signal", keep)
         if callable(folder):
-            save_all = folder
+            save_all: Callable[[], Path | str] = folder
         else:
             path = path_of(folder, "session.save_on_signal")
             look_at(self.inner, path)
@@ -312,7 +312,7 @@ class Session:
         self.inner.save_point = SavePoint(self.inner, partial(self._save_at_last, save_all))
         return self.inner.save_point.reach
 
-    def _save_at_last(self, save_all: Callable[[], Path]) -> Path:
+    def _save_at_last(self, save_all: Callable[[], Path | str]) -> Path | str:
         """Save before the process ends, also where a save beside training has failed; collective."""
         try:
             self.inner.finish_save("session.save")

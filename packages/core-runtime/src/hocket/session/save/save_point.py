@@ -51,7 +51,7 @@ class SavePoint:
         save: saves all ranks' state, and returns where.
     """
 
-    def __init__(self, session: EngineSession, save: Callable[[], Path]) -> None:
+    def __init__(self, session: EngineSession, save: Callable[[], Path | str]) -> None:
         self.session = session
         self._save_session = save
         #: The step after which this rank went on last.
