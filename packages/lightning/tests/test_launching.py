@@ -14,7 +14,7 @@ from nets import Net, looped, on_ranks
 
 SCRIPT = str(Path(__file__).parent / "train.py")
 HOCKET = (sys.executable, "-m", "hocket", "launch", "-n", "2", "--transport", "torch")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def started(
@@ -112,11 +112,11 @@ trainer:
 @pytest.mark.skipif(find_spec("jsonargparse") is None, reason="jsonargparse is not installed")
 def test_a_command_line_of_lightning_s(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CLI_SCRIPT)
-    (tmp_path / "config.yaml").write_text(CLI_CONFIG)
+    (tmp_path / "given.yaml").write_text(CLI_CONFIG)  # Lightning writes config.yaml
     (tmp_path / "own.yaml").write_text(
         "recipe: periodic_average\nstrategy: {parameters: [{collective: allreduce, every: 2}]}\n"
     )
-    command = [*HOCKET, "train.py", "fit", "--config", "config.yaml"]
+    command = [*HOCKET, "train.py", "fit", "--config", "given.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=115, check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(line for line in done.stdout.splitlines() if "trained" in line) == 2 * ["trained 2 2"]

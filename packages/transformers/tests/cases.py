@@ -156,6 +156,8 @@ def asked_to_end(peer: Peer, folder: str) -> dict[str, Any]:
         asked.train()
     except SystemExit as end:
         status = end.code
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # which a process that has ended ignores
+        signal.signal(number, signal.SIG_DFL)
     gather(peer, None)
     left = [path.name for path in Path(folder, "asked").iterdir()]
     rest = made("asked")
@@ -165,7 +167,6 @@ def asked_to_end(peer: Peer, folder: str) -> dict[str, Any]:
         "rest": weights(rest.model),
         "status": status,
         "left": left,
-        "handler": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
     }
 
 

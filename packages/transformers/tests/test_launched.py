@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import tiny
 
+# TRL's modules alone take long to import.
+pytestmark = pytest.mark.timeout(300)
+
 HERE = Path(__file__).parent
 SCRIPT = str(HERE / "launched_rank.py")
 LAUNCHERS = {
@@ -37,7 +40,7 @@ def ended(folder: Path, *words: str) -> str:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=115,
+        timeout=145,
         check=False,
     )
     assert done.returncode == 0, done.stderr
