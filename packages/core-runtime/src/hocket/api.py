@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from hocket.session.engine_session import EngineSession as EngineSession
     from hocket.session.exchange.active import Counters as Counters
     from hocket.session.ranks import broadcast_model as broadcast_model
-    from hocket.session.ranks import warn_alone as warn_alone
     from hocket.session.replica_session import ReplicaSession as ReplicaSession
     from hocket.session.save.replica_state import load_into as load_into
     from hocket.strategy.samples import SampleShuffle as SampleShuffle
@@ -84,7 +83,6 @@ if TYPE_CHECKING:
     from hocket.transport.network import NetworkModel as NetworkModel
     from hocket.transport.peer import Peer as Peer
     from hocket.transport.peer import gather as gather
-    from hocket.transport.preemption import may_listen as may_listen
     from hocket.transport.reduction import TreeSum as TreeSum
     from hocket.transport.request import FunctionRequest as FunctionRequest
     from hocket.transport.request import Request as Request

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from functools import partial
 from typing import Any
 
 from hocket_lightning.frameworks import lightning
+
+
+def leaves_signals() -> bool:
+    """Return whether the session may handle signals: the script does not, and this is the main thread."""
+    free = all(signal.getsignal(each) == signal.SIG_DFL for each in (signal.SIGTERM, signal.SIGUSR1))
+    return free and threading.current_thread() is threading.main_thread()
 
 
 class SaveAtLast(lightning("pytorch.callbacks").Callback):  # type: ignore[misc]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import hocket
-from hocket.api import Peer, warn_alone
+from hocket.api import Peer
 from hocket.errors import UserError
 from hocket_lightning.frameworks import lightning
 
@@ -91,8 +91,7 @@ class RanksOfStrategy:
             )
         self._exchanges = hocket.compose(strategy, *overrides)
         self._options = options
-        self._peer = hocket.join()
-        warn_alone(self._peer)
+        self._peer = hocket.join(warn_alone=True)
         self.cluster_environment = RankEnvironment(self._peer)
 
     @property

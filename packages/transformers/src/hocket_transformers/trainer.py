@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -22,7 +24,6 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 import hocket as core
-from hocket.api import may_listen, warn_alone
 from hocket.errors import UserError
 from hocket_transformers.local_sgd import refuse_distribution
 from hocket_transformers.samples import Accumulated, TrainingSamples, shared_out, without_labels
@@ -127,8 +128,8 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         if self._training is not None and self.session is None:
             attached = core.attach(self.model, self.optimizer, self.strategy, **self._options)
             self.session = self._training.enter_context(attached)
-            warn_alone(self.session.peer)
-            if self.args.save_strategy != "no" and may_listen():
+            core.join(warn_alone=True)
+            if self.args.save_strategy != "no" and _leaves_signals():
                 self.session.save_on_signal(self._save_at_last)
         return optimizer
 
@@ -298,6 +299,12 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if self.session is None:  # which has loaded its own
             super()._load_rng_state(checkpoint)
+
+
+def _leaves_signals() -> bool:
+    """Return whether the session may handle signals: the script does not, and this is the main thread."""
+    free = all(signal.getsignal(each) == signal.SIG_DFL for each in (signal.SIGTERM, signal.SIGUSR1))
+    return free and threading.current_thread() is threading.main_thread()
 
 
 def _as_it_is(batch: Any) -> Any:

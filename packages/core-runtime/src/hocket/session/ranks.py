@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -21,8 +20,6 @@ from hocket.session.step.optimizers import Optimizers
 from hocket.strategy.scope import Placement
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer, gather
-
-_log = logging.getLogger("hocket")
 
 # So much travels together; any dtype can be read at a multiple of the second.
 _TOGETHER_BYTES, _ALIGNMENT_BYTES = 4 << 20, 16
@@ -45,12 +42,6 @@ class Endpoints:
     placement: Placement
     island: Island
     device: torch.device | None = None
-
-
-def warn_alone(peer: Peer) -> None:
-    """Warn if there is one rank, where a framework's script may have meant several."""
-    if peer.size == 1:
-        _log.warning("one rank trains alone: start several by `hocket launch -n 4 SCRIPT`")
 
 
 def local_rank(peer: Peer) -> int:

@@ -91,7 +91,7 @@ def has_joined() -> bool:
     return _joined is not None
 
 
-def join(transport: str | None = None, *, torch_variables: bool = False) -> Peer:
+def join(transport: str | None = None, *, torch_variables: bool = False, warn_alone: bool = False) -> Peer:
     """Return this process's, or this virtual rank's, endpoint in the world it was started in.
 
     Inside `hocket.virtual(n).run` that is the virtual world; under a launcher the same endpoint each time; else a
@@ -101,6 +101,7 @@ def join(transport: str | None = None, *, torch_variables: bool = False) -> Peer
         transport: `mpi` or `torch`, where the launcher leaves a choice; by default MPI where it is installed.
         torch_variables: set RANK, WORLD_SIZE, MASTER_ADDR and the others of torchrun's where the launcher
             (mpiexec, srun) does not, so that libraries on torch.distributed find the same ranks; collective.
+        warn_alone: warn if no launcher has started this process, as frameworks' scripts do not show it.
 
     Raises:
         UserError: the launcher started more ranks than MPI finds, or MPI is not installed.
@@ -118,6 +119,8 @@ def join(transport: str | None = None, *, torch_variables: bool = False) -> Peer
         if found is None:
             refuse_without_ranks(os.environ)
             _warn_of_strangers()
+            if warn_alone:
+                _log.warning("one rank trains alone: start several by `hocket launch -n 4 SCRIPT`")
             return SinglePeer()
         chosen = chosen_transport(found, transport)
         allow_files(found.size)

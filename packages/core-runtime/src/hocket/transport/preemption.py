@@ -27,12 +27,6 @@ _LOOK_EVERY_MS = 1000
 _WORKERS = "torch.utils.data._utils.worker"
 
 
-def may_listen() -> bool:
-    """Return whether this thread may handle requests, and the script does not handle them itself."""
-    on_main = threading.current_thread() is threading.main_thread()
-    return on_main and all(signal.getsignal(number) == signal.SIG_DFL for number in REQUESTS)
-
-
 class Listener:
     """A thread that calls `heard` at the first request.
 
