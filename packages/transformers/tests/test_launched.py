@@ -27,6 +27,8 @@ LAUNCHERS = {
         "2",
         "--num_machines",
         "1",
+        "--mpirun_hostfile",  # without it one process is started on CPUs
+        "hosts",
     ],
     "hocket": ["-m", "hocket", "launch", "-n", "2", "--transport", "torch"],
 }
@@ -34,10 +36,13 @@ LAUNCHERS = {
 
 def ended(folder: Path, *words: str) -> str:
     """Return the output of a Python program that has ended well."""
+    (folder / "hosts").write_text("localhost slots=2\n")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     done = subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **root, "PATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=145,
@@ -55,10 +60,10 @@ def is_right(folder: Path) -> bool:
     return bool(accelerate_s == pytest.approx(alone, abs=1e-6))
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    ["torchrun", *(pytest.param(name, marks=pytest.mark.full) for name in ("accelerate", "hocket"))],
-)
+BY_MPI = pytest.param("accelerate", marks=[pytest.mark.full, pytest.mark.mpi])
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", BY_MPI, pytest.param("hocket", marks=pytest.mark.full)])
 def test_a_script(launcher: str, tmp_path: Path) -> None:
     ended(tmp_path, *LAUNCHERS[launcher], SCRIPT)
     assert is_right(tmp_path)
@@ -78,8 +83,7 @@ def test_a_script_under_srun(tmp_path: Path) -> None:
     assert is_right(tmp_path)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("launcher", ["accelerate", "hocket"])
+@pytest.mark.parametrize("launcher", [BY_MPI, pytest.param("hocket", marks=pytest.mark.full)])
 def test_a_loop_of_accelerate_s(launcher: str, tmp_path: Path) -> None:
     example = HERE.parents[2] / "examples" / "accelerate_loop.py"
     shown = ended(
