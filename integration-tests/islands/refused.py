@@ -6,19 +6,23 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
 
 import hocket
 from hocket.errors import AttachError, DisagreementError, NonFiniteError, SessionError, UserError
 from hocket.training import islands as training
 from hocket.training.run import load_run
+from hocket_eapipe import Pipeline
 from islands.cases import Case, batch, make
 from islands.task import Scaled
 from islands.trained import shard
@@ -30,6 +34,7 @@ def main(folder: Path, names: list[str]) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("island", "shard"))
     refused_strategies(mesh["shard"])
     refused_models(mesh)
+    refused_meshes(mesh["shard"])
     refused_runs()
     refused_steps(mesh["shard"])
     nan_in_a_shard(mesh["shard"])
@@ -53,6 +58,8 @@ def refused_strategies(mesh: Any) -> None:
     refused("collective adpsgd.* whatever is ready", model, "adpsgd")
     refused("^samples: .*the ranks of an island", model, "gossipgrad")
     refused("LBFGS steps with a closure", model, optimizer=torch.optim.LBFGS(model.parameters()))
+    refused("Adafactor cannot step a sharded", model, optimizer=torch.optim.Adafactor(model.parameters()))
+    refused("engine Pipeline needs whole models", model, engine=Pipeline())
     # Nothing of it is left behind.
     hocket.attach(model, sgd(model), "sgd").close()
 
@@ -71,18 +78,43 @@ def refused_models(mesh: Any) -> None:
     refused("parameter .* is not sharded, so its gradients are not summed", parts)
     flat = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
     refused("^the model is sharded by FullyShardedDataParallel.*fully_shard", flat)
+    of_others = nn.Linear(4, 4)
+    part: Any = TwoTensor(torch.ones(4, 4), torch.ones(4, 4))
+    of_others.weight = nn.Parameter(DTensor.from_local(part, mesh["shard"], [Shard(0)]))
+    refused("shard of parameter weight is a TwoTensor, which is not plain memory", of_others)
     model = shard(make(CASE, 0), mesh["shard"], "root")
     refused("same_samples names 'tp'", model, same_samples=["tp"])
     refused("is sharded over ranks .*not only over ranks of one island", model, island=mesh["island"])
     around = (
         "FSDP gathers the parameters of module .norm. together with those of a module around the attached one"
     )
-    part: Any = model.blocks[0]  # type: ignore[index]
+    part = model.blocks[0]  # type: ignore[index]
     refused(around, part)
     optimizer = sgd(part)
     with torch.no_grad():
         model(batch(CASE, 0, 0)[0])  # leaves the parameters gathered
     refused(around, part, optimizer=optimizer)
+
+
+def refused_meshes(mesh: Any) -> None:
+    """Islands that a named mesh makes unequal, or that are not the session's ranks."""
+    model = shard(make(CASE, 0), mesh, "nested")
+    first = distributed.get_rank() < 2
+    left, right, everyone = (DeviceMesh("cpu", ranks) for ranks in ([0, 1, 2], [1, 2, 3], [0, 1, 2, 3]))
+    refused("islands overlap .ranks 0-1-2, 1-2-3.", model, island=left if first else right)
+    unlike = "islands have different shapes .ranks 0-1-2-3, 2-3."
+    refused(unlike, model, island=everyone if first else mesh)
+    peer = hocket.join().group([0, 1] if first else [2, 3])
+    refused("ranks of torch.distributed are not those of this session", model, island=everyone, peer=peer)
+    for ended in hocket.virtual(2).run(lambda: attached_on_a_virtual_rank(mesh)):
+        assert "virtual ranks cannot train a sharded model" in ended
+
+
+def attached_on_a_virtual_rank(mesh: Any) -> str:
+    model = shard(make(CASE, 0), mesh, "root")
+    with pytest.raises(AttachError) as ended:
+        hocket.attach(model, sgd(model), "sgd")
+    return str(ended.value)
 
 
 def refused_runs() -> None:
@@ -106,6 +138,25 @@ def refused_steps(mesh: Any) -> None:
     with pytest.raises(AttachError, match="SGD steps with a closure"):
         session.optimizer.step(lambda: F.cross_entropy(model(x), y).item())
     session.inner.abandon()
+    hiding = shard(Hiding(), mesh, "root")
+    session = hocket.attach(hiding, sgd(hiding), "sgd")
+    batches = iter(session.data([(x, y)], weight=lambda given: 0.5))
+    next(batches)
+    hidden = r"a batch has weight 0.5, .*in the model's output, SimpleNamespace"
+    with pytest.raises(SessionError, match=hidden):
+        hiding(x)
+    session.inner.abandon()
+
+
+class Hiding(nn.Module):
+    """A model whose output nobody looks into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 5).double()
+
+    def forward(self, x: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.layer(x))
 
 
 def nan_in_a_shard(mesh: Any) -> None:
