@@ -137,12 +137,14 @@ def test_a_run_of_tensor_parallel_islands(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_an_interrupted_run_of_islands_goes_on_within_an_epoch(tmp_path: Path) -> None:
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("shape", [TORCH, BOTH], ids=["fsdp", "fsdp and tensor parallel"])
+def test_an_interrupted_run_of_islands_goes_on_within_an_epoch(shape: Shape, tmp_path: Path) -> None:
     given, expected = tmp_path / "islands", tmp_path / "wholes"
-    run_islands(given, TORCH, *DILOCO, "steps=9", "checkpoint.every=9")
+    run_islands(given, shape, *DILOCO, "steps=9", "checkpoint.every=9")
     hocket("resume", str(given), "steps=null")
-    run_whole(expected, TORCH, *DILOCO)
-    compare(given, expected, TORCH)
+    run_whole(expected, shape, *DILOCO)
+    compare(given, expected, shape)
 
 
 @pytest.mark.full
@@ -162,6 +164,7 @@ def test_an_interrupted_run_of_islands_goes_on_within_an_epoch(tmp_path: Path) -
         (TENSOR_SHORT, ["agd", "optimizer={name: sgd, lr: 0.1, momentum: 0.9}"]),
         (BOTH, DILOCO),
         (BOTH, ["agd", "clip_grad_norm=0.05", "accumulate=2"]),
+        (BOTH, ["redsync"]),
         (replace(BOTH, bound=1e-6, task="islands.task:EvenShort"), ["dpsgd"]),
         (FOUR, ["dpsgd", "parameters.0.topology=ring"]),
         (
@@ -188,6 +191,7 @@ def test_an_interrupted_run_of_islands_goes_on_within_an_epoch(tmp_path: Path) -
         "tensor parallel, float32, agd",
         "fsdp and tensor parallel, diloco",
         "fsdp and tensor parallel, agd",
+        "fsdp and tensor parallel, redsync",
         "fsdp and tensor parallel, float32, dpsgd",
         "four islands",
         "two levels",
