@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -17,8 +18,11 @@ from unittest.mock import MagicMock
 import pytest
 from hypothesis import Phase, settings
 
+sys.path.insert(0, str(Path(__file__).parent / "tools"))
+
 from hocket.errors import UserError
 from hocket.training.startup import defer_dynamo
+from warm_python import forks_in_place_of_starts, started_afresh
 
 pytest_plugins = ["hocket.testing.one_thread"]
 
@@ -52,6 +56,20 @@ settings.load_profile("hocket")
 
 # The tests' own processes start a second earlier, too.
 defer_dynamo()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_processes() -> Iterator[None]:
+    """Fork the Pythons that tests start from one that has imported torch; a full run starts each afresh."""
+    with contextlib.nullcontext() if IS_FULL else forks_in_place_of_starts():
+        yield
+
+
+@pytest.fixture
+def afresh() -> Iterator[None]:
+    """Start each Python of a test afresh, also here: what it imports, and when, is tested."""
+    with started_afresh():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,0 +1,107 @@
+"""A Python that is forked from one that has imported torch finds what one that is started finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warm_python import forks_in_place_of_starts, started_afresh
+
+SEES = """
+import atexit, json, os, sys
+atexit.register(print, "ended")
+print(json.dumps({
+    "arguments": sys.argv, "folders": sys.path[:2], "name": __name__, "file": globals().get("__file__"),
+    "works in": os.getcwd(), "variables": {**os.environ}, "reads": sys.stdin.read(), "parent": os.getppid(),
+    "group": os.getpgid(0) - (os.getpgid(0) == os.getpid()) * os.getpid(),
+    "session": os.getsid(0) - (os.getsid(0) == os.getpid()) * os.getpid(), "open": os.listdir("/proc/self/fd")[:-1],
+    "torch": "torch" in vars(sys)["modules"],
+}))
+print("error", file=sys.stderr)
+sys.exit(3)
+"""
+STARTS = """
+import subprocess, sys
+sees = [sys.executable, "sees.py", "b"]
+ended = subprocess.run(sees, input="given", text=True, preexec_fn=lambda: print("before", flush=True))
+print(ended.returncode)
+raise KeyboardInterrupt
+"""
+
+
+@pytest.fixture(autouse=True)
+def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sees.py").write_text(SEES)
+    (tmp_path / "starts.py").write_text(STARTS)
+    monkeypatch.chdir(tmp_path)
+
+
+def ended(*words: str, **options: Any) -> tuple[dict[str, Any], int, str, str]:
+    """Return what a Python has seen, its exit status, and what else it has printed."""
+    done = subprocess.run(
+        [sys.executable, *words], input="given", text=True, capture_output=True, check=False, **options
+    )
+    seen, _, rest = done.stdout.partition("\n")
+    return json.loads(seen), done.returncode, rest, done.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cwd": "/"},
+        {"start_new_session": True, "env": {"PYTHONPATH": "/usr", "SET": "1"}},
+        {"process_group": 0},
+    ],
+    ids=", ".join,
+)
+@pytest.mark.parametrize("program", ["sees.py", "-c"])
+def test_it_finds_what_a_started_one_finds(program: str, options: dict[str, Any], tmp_path: Path) -> None:
+    # What pytest's `readline` has set besides is no variable of Python's.
+    options = {**options, "env": {**os.environ, **options.get("env", {})}}
+    words = ["-c", SEES] if program == "-c" else [str(tmp_path / program)]
+    with started_afresh():
+        seen, *rest = ended(*words, "-a", **options)
+    assert not seen["torch"]
+    assert rest == [3, "ended\n", "error\n"]
+    with forks_in_place_of_starts():
+        given, *others = ended(*words, "-a", **options)
+    assert {name: value for name, value in given.items() if value != seen[name]} == {"torch": True}
+    assert others == rest
+
+
+def test_what_it_starts_is_its_fork() -> None:
+    with forks_in_place_of_starts():
+        done = subprocess.run(
+            [sys.executable, "starts.py"],
+            stdin=subprocess.DEVNULL,
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+    before, seen, *after = done.stdout.splitlines()
+    assert (before, after) == ("before", ["ended", "3"])
+    assert json.loads(seen)["torch"]
+    assert json.loads(seen)["reads"] == "given"
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.startswith("error\nTraceback")
+    assert done.stderr.endswith("KeyboardInterrupt\n")
+
+
+def test_a_program_on_imports_is_started() -> None:
+    with forks_in_place_of_starts():
+        program = "import sys; print('torch' in sys.modules)"
+        assert subprocess.check_output([sys.executable, "-c", program]) == b"False\n"
+
+
+def test_a_killed_one_has_been_killed() -> None:
+    with forks_in_place_of_starts():
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
