@@ -61,6 +61,8 @@ _OF_IMPORTS = ("sys.modules", "import torch")
 _INHERITED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 1e-3
+#: Bytes that a fork's environment may take, for others to see.
+_ROOM = 100_000
 #: Descriptors that nobody passes on begin here.
 _HIGH = 1000
 
@@ -117,7 +119,7 @@ class _Server:
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-u", __file__, str(theirs.fileno())],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "ROOM": " " * _ROOM},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
@@ -239,6 +241,7 @@ def _prepare(args: list[str], environment: Mapping[str, str]) -> Callable[[], No
     """Give this process a fresh one's environment, arguments and random numbers; return what to carry out."""
     os.environ.clear()
     os.environ.update(environment)
+    _show(environment)
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     sys.orig_argv = args
     words = args[1:]
@@ -275,6 +278,16 @@ def _prepare(args: list[str], environment: Mapping[str, str]) -> Callable[[], No
     if own_folder:
         sys.path.insert(0, folder)
     return carry_out
+
+
+def _show(environment: Mapping[str, str]) -> None:
+    """Write this process's environment where others see it: a launcher looks for its ranks there."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    text = b"".join(os.fsencode(f"{name}={value}\0") for name, value in environment.items())
+    assert len(text) <= end - start, "the environment is too large"
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, text, len(text))
 
 
 def _fork_child(self: Any, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:

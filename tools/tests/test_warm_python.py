@@ -22,6 +22,7 @@ print(json.dumps({
     "works in": os.getcwd(), "variables": {**os.environ}, "reads": sys.stdin.read(), "parent": os.getppid(),
     "group": os.getpgid(0) - (os.getpgid(0) == os.getpid()) * os.getpid(),
     "session": os.getsid(0) - (os.getsid(0) == os.getpid()) * os.getpid(), "open": os.listdir("/proc/self/fd")[:-1],
+    "shown": sorted(filter(None, open("/proc/self/environ").read().split("\\0"))),
     "torch": "torch" in vars(sys)["modules"],
 }))
 print("error", file=sys.stderr)
