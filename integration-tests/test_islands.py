@@ -181,6 +181,7 @@ def model_of(folder: Path, case: Any) -> dict[str, torch.Tensor]:
 
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "4")
 MPI = ("hocket", "launch", "-n", "4", "--transport", "mpi")
+TORCH = ("hocket", "launch", "-n", "4", "--transport", "torch")
 
 
 @pytest.mark.parametrize(
@@ -188,10 +189,11 @@ MPI = ("hocket", "launch", "-n", "4", "--transport", "mpi")
     [
         pytest.param("train.py", TORCHRUN, marks=pytest.mark.full),
         pytest.param("train.py", MPI, marks=pytest.mark.mpi),
-        pytest.param("tensor_parallel.py", TORCHRUN),
+        ("tensor_parallel.py", TORCH),
+        pytest.param("tensor_parallel.py", TORCHRUN, marks=pytest.mark.full),
         pytest.param("tensor_parallel.py", MPI, marks=[pytest.mark.full, pytest.mark.mpi]),
     ],
-    ids=["sharded, torchrun", "sharded, mpi", "tensor parallel, torchrun", "tensor parallel, mpi"],
+    ids=lambda given: given if isinstance(given, str) else given[-1],
 )
 def test_the_scripts_of_the_page(script: str, starter: tuple[str, ...], tmp_path: Path) -> None:
     page = (Path(__file__).parents[1] / "docs/islands.md").read_text()

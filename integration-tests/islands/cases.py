@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ from torch.nn import functional as F
 import hocket
 
 SAMPLES = 4
+#: Whether `tools/test --full` runs: of products, others try each value once.
+IS_FULL = os.environ.get("HOCKET_CELLS") == "all"
 
 
 class Block(nn.Module):

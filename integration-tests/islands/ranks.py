@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 
 import torch
-import torch._dynamo
+import torch._dynamo.config  # the module itself, also where a stand-in delays it
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.errors import CheckpointError
-from islands.cases import OPTIMIZERS, Case, batch, full, make
+from islands.cases import IS_FULL, OPTIMIZERS, Case, batch, full, make
 from islands.trained import shard
 
 CASE = Case(["sgd"])
@@ -58,8 +58,10 @@ def main(folder: Path, names: list[str]) -> None:
         session.close()
         return
     for name, strategy in STRATEGIES.items():
-        for optimizer in ("sgd", "adamw") if name in ("sgd", "diloco") else ("sgd",):
-            goes_on(folder / f"{name} {optimizer}", mesh, strategy, optimizer)
+        goes_on(folder / name, mesh, strategy, "adamw" if name == "sgd" else "sgd")
+    if IS_FULL:
+        for name, optimizer in (("sgd", "sgd"), ("diloco", "adamw")):
+            goes_on(folder / f"{name} {optimizer}", mesh, STRATEGIES[name], optimizer)
     for name in ("diloco", "overlap_sgp", "redsync"):
         goes_on_in_torch(folder / f"{name} in torch", mesh, STRATEGIES[name])
     leaves(folder, mesh)

@@ -32,6 +32,14 @@ from hocket.transport import Peer, join
 from hocket.transport.forking import in_each_rank
 from hocket.transport.virtual import VirtualWorld
 
+#: What sessions and transports import late: ranks that are forked share it.
+_NEEDED = (
+    "hocket.session.stepping_session",
+    "hocket.transport.meeting",
+    "hocket.transport.tcp",
+    "torch.profiler",
+)
+
 
 def run_rank(run: RunConfig, folder: Path, *, resume: bool = False, display: Display = Display.LINES) -> None:
     """Train on this process's rank; rank 0 writes the summary and the picture."""
@@ -67,10 +75,12 @@ def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool, display: Disp
 
 
 def _load(config: Path) -> RunConfig | None:
-    """Read the run's file, and import for all ranks what its islands need; None where another host has the file."""
+    """Read the run's file, and import for all ranks what they need; None where another host has the file."""
     if are_several() and not config.exists():
         return None
     run = load_run(str(config))
+    for name in _NEEDED:
+        import_module(name)
     if run.island.ranks > 1:
         import_module("torch.distributed.fsdp")
     return run
