@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -122,6 +123,7 @@ class _Server:
                 pass_fds=[theirs.fileno()],
             )
         process.returncode = 0  # nobody waits for it: it ends with this process
+        atexit.register(ours.close)
         return ours
 
 
@@ -278,6 +280,15 @@ def _prepare(args: list[str], environment: Mapping[str, str]) -> Callable[[], No
     return carry_out
 
 
+def _forget_results() -> None:
+    """Clear what Hocket's functions remember of the parent, such as who has launched it."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("hocket"):
+            for value in vars(module).values():
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
+
+
 def _show(environment: Mapping[str, str]) -> None:
     """Write this process's environment where others see it: a launcher looks for its ranks there."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -306,6 +317,7 @@ def _fork_child(self: Any, args: Any, executable: Any, preexec_fn: Any, *rest: A
     try:
         gc.freeze()  # else what the parent has opened would be closed once more, whatever has its number by then
         weakref.finalize._registry.clear()  # type: ignore[attr-defined] (its parent's temporary folders)
+        _forget_results()
         program = _become(request, descriptors)
         if preexec_fn is not None:
             preexec_fn()
