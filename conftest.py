@@ -58,16 +58,16 @@ settings.load_profile("hocket")
 defer_dynamo()
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(scope="module")
 def forked_processes() -> Iterator[None]:
-    """Fork the Pythons that tests start from one that has imported torch; a full run starts each afresh."""
+    """Fork the Pythons that a module's tests start from one that has imported torch; a full run starts each."""
     with contextlib.nullcontext() if IS_FULL else forks_in_place_of_starts():
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def afresh() -> Iterator[None]:
-    """Start each Python of a test afresh, also here: what it imports, and when, is tested."""
+    """Start each Python of a module's tests afresh, also where others are forked."""
     with started_afresh():
         yield
 

@@ -28,6 +28,8 @@ from hocket.session.save.model_state import load_model
 from hocket.session.save.saved_model import open_checkpoint
 from hocket.transport.network import NetworkModel
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 RANKS = Path(__file__).parent / "islands" / "ranks.py"
 
 ALL = CASES | WIDE
