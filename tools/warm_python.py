@@ -65,6 +65,8 @@ _ROOM = 100_000
 #: Descriptors that nobody passes on begin here.
 _HIGH = 1000
 
+#: What this process, and the one that forks, have begun with.
+_AT_START = {**os.environ}
 _start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 
@@ -81,7 +83,7 @@ def _can_fork(args: object, executable: object, environment: Mapping[str, str]) 
     if executable is not None or not isinstance(args, list) or len(args) < 2:
         return False
     words = [os.fspath(word) for word in args]
-    if words[0] != sys.executable or _read_once(environment) != _read_once(os.environ):
+    if words[0] != sys.executable or _read_once(environment) != _read_once(_AT_START):
         return False
     words = words[2:] if words[1] == "-P" else words[1:]
     if words[0] == "-m":
@@ -118,7 +120,7 @@ class _Server:
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-u", __file__, str(theirs.fileno())],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "ROOM": " " * _ROOM},
+                env={**_AT_START, "OMP_NUM_THREADS": "1", "ROOM": " " * _ROOM},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
@@ -328,33 +330,40 @@ def _fork_child(self: Any, args: Any, executable: Any, preexec_fn: Any, *rest: A
 
 def _carry_out(program: Callable[[], None]) -> int:
     """Carry a program out to its end as Python does; return the exit status."""
-    status = 0
     try:
-        try:
-            program()
-        except SystemExit as end:
-            if isinstance(end.code, int) or end.code is None:
-                status = end.code or 0
-            else:
-                print(end.code, file=sys.stderr)
-                status = 1
-        except KeyboardInterrupt:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-            status = -signal.SIGINT
-        except BaseException:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-            status = 1
+        status = _status_of(program)
         threading._shutdown()  # type: ignore[attr-defined]
     finally:
         atexit._run_exitfuncs()
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status & 0xFF
+
+
+def _status_of(program: Callable[[], None]) -> int:
+    """Run a program; return its exit status, negative for a signal that it is to end by."""
+    try:
+        program()
+    except SystemExit as end:
+        return _code_of(end)
+    except BaseException as error:
+        try:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        except SystemExit as end:  # Hocket's, where a rank says why
+            return _code_of(end)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _code_of(end: SystemExit) -> int:
+    if isinstance(end.code, int) or end.code is None:
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

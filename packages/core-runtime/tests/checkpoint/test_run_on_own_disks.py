@@ -35,7 +35,7 @@ PROGRAM = (
     "from hocket.checkpoint import shared; shared.LATE_S = 0.2; from hocket.cli.main import main; main()"
 )
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("afresh")]
+pytestmark = pytest.mark.timeout(240)
 
 
 def free_port() -> str:

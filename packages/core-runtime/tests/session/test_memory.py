@@ -29,6 +29,7 @@ EXCHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("afresh")  # the allocator reads its settings once
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the system does not tell")
 def test_memory_is_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     # What is freed goes back to the system at once.
