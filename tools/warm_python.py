@@ -56,6 +56,8 @@ PRELOADED = (
 #: Of the environment, what Python and libraries read as they are started or imported, but for what a fork sets itself.
 _READ_ONCE = ("PYTHON", "NUMBA", "TORCH_", "MKL", "OPENBLAS", "LC_", "LANG", "LD_")
 _SET_HERE = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "TORCH_CPP_LOG_LEVEL")
+#: Modules that are commands of Hocket's.
+_COMMANDS = ("hocket", "hocket.cli.ranking")
 #: Signals that a process inherits as ignored.
 _INHERITED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -250,6 +252,9 @@ def _prepare(args: list[str], environment: Mapping[str, str]) -> Callable[[], No
     own_folder = words[0] != "-P"
     if not own_folder:
         words = words[1:]
+    if words[0] != "-m" or not words[1] not in _COMMANDS:  # by which Hocket tells a script
+        for name in [name for name in sys.modules if name.startswith("hocket.cli")]:
+            del sys.modules[name]
     random.seed()
     sys.modules["numpy"].random.seed()
     threads = int(environment.get("OMP_NUM_THREADS") or 1)
