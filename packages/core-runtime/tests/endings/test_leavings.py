@@ -17,7 +17,7 @@ import pytest
 
 from hocket.transport.job_folder import job_folder
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("afresh")]  # processes are found by their commands
 
 HERE = Path(__file__).parent
 LONGEST_S = 60.0
