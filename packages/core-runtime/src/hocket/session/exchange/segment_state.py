@@ -81,13 +81,13 @@ class GradientSlot:
         if on_cpu and not state.casts and span.numel >= _SMALLEST_STREAM and self.outgoing.is_contiguous():
             self.stream = self.outgoing.view(-1).numpy()
 
-    def take(self, given: Tensor | None, factor: float) -> None:
-        """Copy a gradient, times `factor`, into the outgoing segment; zeros for none."""
-        self._copy(given, factor)
+    def take(self, given: Tensor | None) -> None:
+        """Copy a gradient, times the round's scale, into the outgoing segment; zeros for none."""
+        self._copy(given)
         if self.sums is not None:
             self.sums.take_owed(self.outgoing)
 
-    def _copy(self, given: Tensor | None, factor: float) -> None:
+    def _copy(self, given: Tensor | None) -> None:
         self.arrived = True
         if given is None:
             self.outgoing.zero_()
@@ -100,11 +100,11 @@ class GradientSlot:
         if self.stream is not None and _lies_alike(given, self.outgoing):
             from hocket.kernels import scaled_copy
 
-            self.finite = scaled_copy(given.view(-1).numpy(), factor, self.stream)
+            self.finite = scaled_copy(given.view(-1).numpy(), self.state.scale.item(), self.stream)
         elif self.state.casts:
-            self.outgoing.copy_(given).mul_(factor)
+            self.outgoing.copy_(given).mul_(self.state.scale)
         else:
-            torch.mul(given, factor, out=self.outgoing)
+            torch.mul(given, self.state.scale, out=self.outgoing)
 
     @property
     def holds_result(self) -> bool:
@@ -195,6 +195,8 @@ class SegmentState:
         self.at = -1
         #: What results were multiplied by, when they were bound.
         self.factor = 1.0
+        # By which a round's gradients are multiplied; a tensor, as torch takes 2 us longer to multiply by a number.
+        self.scale = torch.ones((), dtype=self.first.outgoing.dtype, device=self.first.outgoing.device)
         self.missing = 0
         self.present = np.zeros(len(self.first.spans), dtype=self.first.outgoing_trailer.dtype)
         self.anywhere = np.zeros_like(self.present)
@@ -219,8 +221,9 @@ class SegmentState:
         """Note another tensor that a gradient's result is received in."""
         self._held[gradient.position] = gradient.result
 
-    def reset(self) -> None:
-        """Prepare for the gradients of another backward."""
+    def reset(self, scale: float) -> None:
+        """Prepare for the gradients of another backward, which are multiplied by `scale`."""
+        self.scale.fill_(scale)
         self.at = -1
         self.missing = len(self.gradients)
         self.present[:] = 0

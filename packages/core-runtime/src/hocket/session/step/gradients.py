@@ -228,13 +228,13 @@ class GradientSync:
         self.nonfinite = []
         self._next = 0
         for state in self._segments:
-            state.reset()
+            state.reset(self._factor / loss_scale)
 
     def _contribute(self, gradient: GradientSlot) -> None:
         """Copy this rank's gradient of a parameter into its segment."""
         kept = self.contribution.kept
         given = gradient.parameter.grad if kept is None else kept.get(gradient.parameter)
-        gradient.take(given, self._factor / self._loss_scale)
+        gradient.take(given)
 
     def _end_backward(self) -> None:
         self._backward = None
