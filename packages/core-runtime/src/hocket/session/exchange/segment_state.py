@@ -100,7 +100,7 @@ class GradientSlot:
         if self.stream is not None and _lies_alike(given, self.outgoing):
             from hocket.kernels import scaled_copy
 
-            self.finite = scaled_copy(given.view(-1).numpy(), self.state.scale.item(), self.stream)
+            self.finite = scaled_copy(given.view(-1).numpy(), float(self.state.scale), self.stream)
         elif self.state.casts:
             self.outgoing.copy_(given).mul_(self.state.scale)
         else:
@@ -195,8 +195,8 @@ class SegmentState:
         self.at = -1
         #: What results were multiplied by, when they were bound.
         self.factor = 1.0
-        # By which a round's gradients are multiplied; a tensor, as torch takes 2 us longer to multiply by a number.
-        self.scale = torch.ones((), dtype=self.first.outgoing.dtype, device=self.first.outgoing.device)
+        # By which a round's gradients are multiplied; on the host a tensor, as torch takes 2 us longer with a number.
+        self.scale: Tensor | float = 1.0
         self.missing = 0
         self.present = np.zeros(len(self.first.spans), dtype=self.first.outgoing_trailer.dtype)
         self.anywhere = np.zeros_like(self.present)
@@ -223,7 +223,8 @@ class SegmentState:
 
     def reset(self, scale: float) -> None:
         """Prepare for the gradients of another backward, which are multiplied by `scale`."""
-        self.scale.fill_(scale)
+        outgoing = self.first.outgoing
+        self.scale = torch.full((), scale, dtype=outgoing.dtype) if outgoing.is_cpu else scale
         self.at = -1
         self.missing = len(self.gradients)
         self.present[:] = 0
