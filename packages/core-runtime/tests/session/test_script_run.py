@@ -15,6 +15,10 @@ from torch import nn
 import hocket
 from hocket.cli.folders import load_resumed
 from hocket.cli.situation import Asked
+from hocket.cli.sweep_run import OUTPUT
+from hocket.cli.sweeping import _compare
+from hocket.cli.sweeping_scripts import _RunOfScript
+from hocket.cli.wanted_ranks import WantedRanks
 from hocket.comparison.record import read_record
 from hocket.errors import AttachError, UserError
 from hocket.plugin import default_registry
@@ -210,6 +214,22 @@ def test_a_sweep_of_a_script(tmp_path: Path) -> None:
     other = sweep(1)
     assert other.returncode == 2
     assert other.stderr == "hocket: sw/dpsgd holds a run with other seed: name another folder with --out\n"
+
+
+def test_a_sweep_names_earlier_runs_and_a_script_s_own_refusal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swept = _RunOfScript(tmp_path / "a", "train.py", {"lrate": "1"}, WantedRanks.of(2, None, None, ()))
+    swept.folder.mkdir()
+    refusal = "train.py: error: unrecognized arguments: --lrate 1"
+    (swept.folder / OUTPUT).write_text(
+        f"usage: train.py\n{refusal}\nhocket: the ranks ended with exit code 2\n"
+    )
+    assert swept.outcome(2).startswith(f"failed with exit status 2: {refusal} (")
+    assert swept.outcome(1).startswith("failed with exit status 1: the ranks ended")
+    (swept.folder / "config.yaml").touch()
+    _compare([], tmp_path)
+    assert "are left out of the table and the page: a; `hocket compare " in capsys.readouterr().out
 
 
 def test_a_script_is_advised_by_its_run(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import mtrand
 
-from hocket.errors import DeadlockError, ExchangeTimeoutError, PeerLostError, TransportError
+from hocket.errors import DeadlockError, ExchangeTimeoutError, PeerLostError, TransportError, UserError
 from hocket.testing.transport.messages import exchange_at_random
 from hocket.transport.virtual import NetworkModel, VirtualPeer, VirtualWorld, current_peer
 
@@ -45,6 +46,21 @@ def overlapping(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def words(count: int) -> np.ndarray:
     return np.zeros(count)  # 8 bytes each: a second on the slow network
+
+
+def test_more_ranks_than_the_system_has_threads_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, itertools.count()
+
+    def limited(thread: threading.Thread) -> None:
+        if next(started) >= 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(
+        UserError, match="3 virtual ranks take 3 threads, but the system starts only 2 more: use"
+    ):
+        run(3, lambda peer: None)
 
 
 class TestTime:

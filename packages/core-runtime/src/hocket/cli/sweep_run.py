@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from hocket.own_files import claim, is_marked
 from hocket.results import SUMMARY, SWEPT_CONFIG
@@ -18,6 +20,8 @@ from hocket.transport.rank_process import own_python, threads_per_rank
 
 #: The file of a run's output, in its folder.
 OUTPUT = "output.txt"
+#: The exit status of a script that refuses its arguments.
+_USAGE = 2
 
 
 @dataclass(eq=False)
@@ -26,8 +30,10 @@ class SweepRun(ABC):
 
     Attributes:
         is_ended: True once the run was asked to save itself and end, or never to start.
+        interrupted: the line that says what an interrupt does to runs of this kind.
     """
 
+    interrupted: ClassVar[str]
     folder: Path
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     is_ended: bool = field(default=False, init=False)
@@ -104,6 +110,9 @@ class SweepRun(ABC):
         output = self.folder / OUTPUT
         lines = output.read_text(errors="replace").splitlines() or [""]
         said = next((line for line in reversed(lines) if line.startswith("hocket: ")), lines[-1])
+        # What argparse and click say of a key that the script does not know.
+        usage = (line for line in lines if re.match(r"(\S+: e|E)rror: ", line))
+        said = next(usage, said) if status == _USAGE else said
         return (
             f"failed with exit status {status}: {said.removeprefix('hocket: ')} ({os.path.relpath(output)})"
         )

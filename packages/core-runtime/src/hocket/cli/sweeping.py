@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 import yaml
 
@@ -140,6 +141,13 @@ def carry_out_in(
 
 def _compare(ended: Sequence[Path], folder: Path) -> None:
     """Print a table of the runs that have ended, and draw the page where Plotly is."""
+    others = sorted({path.parent for path in folder.glob(f"*/{CONFIG}")} - {*ended})
+    if others:
+        print(
+            f"earlier runs in {os.path.relpath(folder)} are left out of the table and the page: "
+            f"{some([run.name for run in others])}; `hocket compare {os.path.relpath(folder)} --out "
+            f"{os.path.relpath(folder)}` compares all",
+        )
     if ended:
         drawn = find_spec("plotly") is not None
         compare_command(ended, (), (), folder if drawn else None)
@@ -181,6 +189,7 @@ class _RunOfFile(SweepRun):
 
     combination: Combination
     options: Sequence[str]
+    interrupted: ClassVar[str] = "the runs save themselves and end; the same command continues them"
 
     @property
     def goes_on(self) -> bool:
@@ -257,11 +266,7 @@ def _carry_out(runs: Sequence[SweepRun], jobs: int, lock: int, code: Mapping[Pat
         try:
             wait(futures)
         except BaseException:
-            print(
-                "the runs save themselves and end; the same command continues them",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(runs[0].interrupted, file=sys.stderr, flush=True)
             for run in left:
                 run.end()
             raise

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from hocket.cli.combinations import chosen_values, target_and_overrides
 from hocket.cli.sweep_run import OUTPUT, SweepRun
@@ -68,6 +69,9 @@ class _RunOfScript(SweepRun):
     script: str
     chosen: Mapping[str, str]
     wanted: WantedRanks
+    interrupted: ClassVar[str] = (
+        "the scripts are ended; the same command starts those that have not ended again"
+    )
 
     @property
     def goes_on(self) -> bool:

@@ -47,6 +47,8 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdashdot")
 _RANK_MARKER = {"size": 8, "color": _COLOURS[0]}
 # With so many points or more, lines go without markers.
 _FEW = 60
+#: A table of settings with more rows is folded.
+_MOST_ROWS = 8
 _TARGET_LINE = {"color": "#666", "width": 1, "dash": "dot"}
 _HTML: Tree = {
     "include_plotlyjs": False,
@@ -59,13 +61,13 @@ _BREAK_AFTER = re.compile(r"([.,_/=])")
 _STYLE = """
 body { font-family: system-ui, sans-serif; margin: 2em auto; max-width: 1280px; padding: 0 1em; color: #222; }
 table { border-collapse: collapse; margin: 1em 0; font-size: 0.85em; }
-th, td { padding: 0.4em 0.6em; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
+th, td { padding: 0.4em 0.4em; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
 th { vertical-align: bottom; }
 td { white-space: nowrap; }
 td small { display: block; color: #666; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; max-width: 16em;
   min-width: 8em; white-space: normal; overflow-wrap: break-word; }
-.figure { min-width: 1000px; }
+.figure { min-width: 700px; }
 .wide { overflow-x: auto; scrollbar-width: thin; }
 .bars { margin: 1.2em 0; max-width: 900px; }
 .bar { display: flex; flex-wrap: wrap; align-items: center; gap: 0 0.6em; margin: 0.25em 0; }
@@ -164,7 +166,7 @@ def _configuration(record: Record) -> str:
         for key, *values in differing_keys(usual, record.config, keys)
     ]
     table = (
-        _wide(["setting", f"recipe {recipe}", "this run"], rows)
+        _folded(["setting", f"recipe {recipe}", "this run"], rows)
         if rows
         else f"<p>As recipe {recipe} has them.</p>"
     )
@@ -327,7 +329,7 @@ def _settings(groups: Sequence[RunGroup]) -> str:
     keys = sorted({key for settings in made_with for key in settings}, key=lambda key: (key != "seed", key))
     differing = [key for key in keys if any(each.get(key) != made_with[0].get(key) for each in made_with)]
     rows = [[key, *(escape(_plain(settings, key)) for settings in made_with)] for key in differing]
-    table = _wide(["", *(group.label for group in groups)], rows)
+    table = _folded(["setting", *(group.label for group in groups)], rows)
     shared = "\n".join(f"{key}: {_plain(made_with[0], key)}" for key in keys if key not in differing)
     title = "Shared settings" if rows else "All settings"
     return (
@@ -340,6 +342,12 @@ def _plain(settings: Mapping[str, object], key: str) -> str:
     if key not in settings:
         return "-"
     return written(settings[key])
+
+
+def _folded(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of settings, folded where it has many rows."""
+    opened = " open" * (len(rows) <= _MOST_ROWS)
+    return f"<details{opened}><summary>{len(rows)} settings differ</summary>{_wide(head, rows)}</details>"
 
 
 def _wide(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

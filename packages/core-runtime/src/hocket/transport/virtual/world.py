@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
+from hocket.errors import UserError
 from hocket.transport.network import NetworkModel
 from hocket.transport.peer import DEFAULT_TIMEOUT_S, Peer
 from hocket.transport.virtual.fabric import Fabric
@@ -77,6 +78,7 @@ class VirtualWorld:
         Raises:
             BaseException: the first failed rank's error, with a note that names the rank. The other ranks get
                 PeerLostError from their next use of the transport.
+            UserError: the system starts no thread for each rank.
             DeadlockError: all ranks wait, and no event is planned that could wake one.
         """
         scheduler = Scheduler(self.seed)
@@ -89,7 +91,14 @@ class VirtualWorld:
             _peer.set(peer if self.wrap is None else self.wrap(peer))
             return call(*args)
 
-        tasks = [scheduler.spawn(rank, "main", partial(enter, rank)) for rank in range(self.size)]
+        try:
+            tasks = [scheduler.spawn(rank, "main", partial(enter, rank)) for rank in range(self.size)]
+        except RuntimeError as error:  # Python's word for EAGAIN
+            raise UserError(
+                f"{self.size} virtual ranks take {self.size} threads, but the system starts only "
+                f"{len(scheduler.timeline.tasks) - 1} more: use fewer ranks (-n), or raise its limits (ulimit -u, "
+                "kernel.threads-max, vm.max_map_count, a container's pids.max)"
+            ) from error
         try:
             scheduler.run()
         finally:
