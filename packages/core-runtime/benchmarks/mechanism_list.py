@@ -86,7 +86,7 @@ _LAYERS_FORWARD = ("sgp", "parameters.0.segments=layers", "parameters.0.overlap=
 
 MECHANISMS = [
     Mechanism(
-        "shared memory in place of messages",
+        "shared memory instead of messages",
         "core-runtime/src/hocket/transport/host/collectives.py",
         replacements.messages,
         (Case(("sgd",), WIDE), Case(("sgp",), WIDE)),
