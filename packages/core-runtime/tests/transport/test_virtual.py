@@ -61,6 +61,7 @@ def test_more_ranks_than_the_system_has_threads_for_are_refused(monkeypatch: pyt
         UserError, match="3 virtual ranks take 3 threads, but the system starts only 2 more: use"
     ):
         run(3, lambda peer: None)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("virtual")]
 
 
 class TestTime:

@@ -81,10 +81,10 @@ class Scheduler:
         task = ScheduledThread(rank, name, call)
         live = contextvars.copy_context().run
         thread = threading.Thread(target=live, args=(self._live, task), name=f"virtual {task}", daemon=True)
+        thread.start()  # waits for the token
         self._threads.append(thread)
         self.timeline.tasks.append(task)
         self.timeline.make_ready(task, self.timeline.now_s)
-        thread.start()
         return task
 
     # ------------------------------------------------------------------- from the task that holds the token

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
-from hocket.errors import UserError
+from hocket.errors import TransportError, UserError
 from hocket.transport.network import NetworkModel
 from hocket.transport.peer import DEFAULT_TIMEOUT_S, Peer
 from hocket.transport.virtual.fabric import Fabric
@@ -94,11 +94,16 @@ class VirtualWorld:
         try:
             tasks = [scheduler.spawn(rank, "main", partial(enter, rank)) for rank in range(self.size)]
         except RuntimeError as error:  # Python's word for EAGAIN
-            raise UserError(
-                f"{self.size} virtual ranks take {self.size} threads, but the system starts only "
-                f"{len(scheduler.timeline.tasks) - 1} more: use fewer ranks (-n), or raise its limits (ulimit -u, "
-                "kernel.threads-max, vm.max_map_count, a container's pids.max)"
-            ) from error
+            started = len(scheduler.timeline.tasks)
+            refusal = (
+                f"{self.size} virtual ranks take {self.size} threads, but the system starts only {started} more: use "
+                "fewer ranks (-n), or raise its limits (ulimit -u, kernel.threads-max, vm.max_map_count, a container's "
+                "pids.max)"
+            )
+            scheduler.end(lambda: TransportError(refusal))
+            if started:
+                scheduler.run()
+            raise UserError(refusal) from error
         try:
             scheduler.run()
         finally:
