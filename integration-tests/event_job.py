@@ -97,12 +97,15 @@ def _send(folder: Path, event: dict[str, Any]) -> None:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Return the processes of a job's launcher and ranks, but for this one."""
+    """Return the processes of a job but for this one: new ones by their variable, forks by their session."""
     mark, found = f"{FOLDER_VARIABLE}={folder}".encode(), []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
+    launcher = (folder / "launcher").read_text()
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if mark in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
+            state, _, _, session, *_ = (process / "stat").read_text().rpartition(")")[2].split()
+            marked = mark in (process / "environ").read_bytes().split(b"\0")
+            if marked or (session == launcher and state != "Z"):
+                found.append(int(process.name))
     return [process for process in found if process != os.getpid()]
 
 

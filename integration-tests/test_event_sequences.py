@@ -5,7 +5,8 @@ run`, and one to three events at drawn moments: signals to one rank, to the laun
 leave or raise, a disk that is full, files that another host's disk shows late. After each the job is started again. In
 the end it has come where it would have come undisturbed, bit for bit, which virtual ranks tell.
 
-HOCKET_EVENT_SEQUENCES says how many, in place of three; each takes some eight seconds of two cores.
+HOCKET_EVENT_SEQUENCES says how many, in place of three, or which: FROM:TO. Launchers and ranks are forks of one process
+(`forked_launcher.py`), but for one seed of five and for ranks of an mpiexec, which are new interpreters.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,12 +22,15 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from event_job import FOLDER_VARIABLE, RECIPES, STEPS, processes_of, trained
+from forked_launcher import ForkedLauncher
 from safetensors.torch import load_file
 
 import hocket
@@ -39,7 +42,7 @@ from hocket.errors import CheckpointError
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
 
 #: Without the variable: both transports, scripts and a run, ends of the launcher and of a rank, a request, a full disk.
-SEEDS = range(int(os.environ.get("HOCKET_EVENT_SEQUENCES", "0"))) or (29, 30, 78)
+SEEDS = range(*map(int, os.environ.get("HOCKET_EVENT_SEQUENCES", "0").split(":"))) or (29, 30, 78)
 HERE = Path(__file__).parent
 HOCKET = [sys.executable, "-m", "hocket"]
 #: Seconds from an event until a line says why the job ends, and until it has ended.
@@ -82,6 +85,8 @@ class Drawn:
         for attempt in range(1, len(self.attempts) + 1):
             if draw.random() < 0.25:
                 self.late[attempt] = draw.choice([0.5, 2.0, 8.0]), draw.random() < 0.5
+        #: New interpreters take ten times as long, and begin one after another.
+        self.forks = seed % 5 != 0
         self.last_is_real = draw.random() < 0.2 or len(self.attempts) in self.late
 
     def _event(self, number: int) -> dict[str, Any]:
@@ -130,21 +135,7 @@ def carried_out(folder: Path, sequence: Drawn, number: int) -> Attempt:
     for old in [*folder.glob("happened-*"), *folder.glob("joined-*"), *folder.glob("*.npy")]:
         old.unlink()
     late = Late(folder, sequence, *sequence.late[number]) if number in sequence.late else None
-    process = subprocess.Popen(
-        command(folder, sequence),
-        env={
-            **os.environ,
-            FOLDER_VARIABLE: str(folder),
-            "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "TMPDIR": str(folder / "temporary"),
-            "PYTHONFAULTHANDLER": "1",
-        },
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process = started(folder, sequence)
     (folder / "launcher").write_text(str(process.pid))
     lines: list[tuple[float, str]] = []
     reader = threading.Thread(target=_read, args=(process, lines), daemon=True)
@@ -170,6 +161,28 @@ def carried_out(folder: Path, sequence: Drawn, number: int) -> Attempt:
     return Attempt(status, lines, happened(folder))
 
 
+def started(folder: Path, sequence: Drawn) -> subprocess.Popen[str] | ForkedLauncher:
+    """Start the launcher of a job in a session of its own."""
+    variables = {
+        **os.environ,
+        FOLDER_VARIABLE: str(folder),
+        "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "TMPDIR": str(folder / "temporary"),
+        "PYTHONFAULTHANDLER": "1",
+    }
+    if sequence.forks:
+        return ForkedLauncher(command(folder, sequence), variables, folder)
+    return subprocess.Popen(
+        command(folder, sequence),
+        env=variables,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
 def command(folder: Path, sequence: Drawn) -> list[str]:
     """Return what starts the job, or goes on with it."""
     where = ["-n", str(sequence.ranks), "--transport", sequence.transport]
@@ -177,11 +190,10 @@ def command(folder: Path, sequence: Drawn) -> list[str]:
         return [*HOCKET, "launch", *where, str(HERE / "event_job.py"), str(folder)]
     if complete(checkpoints_of(folder, sequence)):
         return [*HOCKET, "resume", str(folder / "out"), "--transport", sequence.transport]
-    return [*HOCKET, *run_arguments(folder / "out", sequence), *where]
+    return [*HOCKET, *run_arguments(folder / "out", sequence.job), *where]
 
 
-def run_arguments(out: Path, sequence: Drawn) -> list[str]:
-    job = sequence.job
+def run_arguments(out: Path, job: dict[str, Any]) -> list[str]:
     return [
         "run",
         job["recipe"],
@@ -195,7 +207,7 @@ def run_arguments(out: Path, sequence: Drawn) -> list[str]:
     ]
 
 
-def _wait(process: subprocess.Popen[str], folder: Path) -> int:
+def _wait(process: subprocess.Popen[str] | ForkedLauncher, folder: Path) -> int:
     """Return a job's status; it ends soon after the last event, or after a start that a busy machine makes long."""
     began_s = time.time()
     while True:
@@ -212,7 +224,7 @@ def happened(folder: Path) -> dict[int, float]:
     return {int(path.name.split("-")[1]): float(os.readlink(path)) for path in folder.glob("happened-?")}
 
 
-def _read(process: subprocess.Popen[str], lines: list[tuple[float, str]]) -> None:
+def _read(process: subprocess.Popen[str] | ForkedLauncher, lines: list[tuple[float, str]]) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         lines.append((time.time(), line.rstrip("\n")))
@@ -288,7 +300,7 @@ def told(folder: Path) -> int:
     return max((int(path.name.split("-")[2].split(".")[0]) for path in folder.glob("told-step-*")), default=0)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"{seed}-{Drawn(seed).transport}")
 def test_what_befalls_a_job(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sequence = Drawn(seed)
     print(f"seed {seed}: {sequence}")
@@ -381,21 +393,34 @@ def undisturbed(recipe: str, ranks: int) -> list[Any]:
 def compare_runs(folder: Path, sequence: Drawn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    virtual = ["-n", str(sequence.ranks), "--transport", "virtual"]
-    whole = folder / "whole"
-    hocket_(monkeypatch, *run_arguments(whole, sequence), *virtual)
     if not sequence.last_is_real:
-        there = bool(complete(checkpoints_of(folder, sequence)))
-        arguments = ["resume", str(folder / "out")] if there else run_arguments(folder / "out", sequence)
-        hocket_(monkeypatch, *arguments, *(virtual[2:] if there else virtual))
-    found, expected = (load_file(out / "model.safetensors") for out in (folder / "out", whole))
-    assert all(torch.equal(value, expected[name]) for name, value in found.items())
-    rows = (folder / "out" / "metrics.jsonl").read_text().splitlines()
-    assert len(rows) == len((whole / "metrics.jsonl").read_text().splitlines())
-    shutil.rmtree(whole)
+        if complete(checkpoints_of(folder, sequence)):
+            hocket_("resume", str(folder / "out"), "--transport", "virtual")
+        else:
+            hocket_(*run_arguments(folder / "out", sequence.job), *virtual(sequence.ranks))
+    found, expected = run_of(folder / "out"), undisturbed_run(sequence.job["recipe"], sequence.ranks)
+    assert all(torch.equal(value, expected[0][name]) for name, value in found[0].items())
+    assert found[1] == expected[1]
 
 
-def hocket_(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["hocket", *arguments])
-    with pytest.raises(SystemExit, match="0"):
+@cache
+def undisturbed_run(recipe: str, ranks: int) -> tuple[dict[str, torch.Tensor], int]:
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / "whole"
+        hocket_(*run_arguments(out, {"recipe": recipe, "save_every": 4}), *virtual(ranks))
+        return run_of(out)
+
+
+def run_of(out: Path) -> tuple[dict[str, torch.Tensor], int]:
+    """Return a run's parameters, and its number of rows."""
+    rows = (out / "metrics.jsonl").read_text().splitlines()
+    return load_file(out / "model.safetensors"), len(rows)
+
+
+def virtual(ranks: int) -> list[str]:
+    return ["-n", str(ranks), "--transport", "virtual"]
+
+
+def hocket_(*arguments: str) -> None:
+    with patch.object(sys, "argv", ["hocket", *arguments]), pytest.raises(SystemExit, match="0"):
         main()
