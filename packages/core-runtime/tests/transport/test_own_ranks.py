@@ -83,6 +83,22 @@ def test_a_rank_that_ends_with_an_error_ends_the_others(run: Callable[..., tuple
     assert time.monotonic() - begun_s < 10
 
 
+def test_a_rank_that_ends_well_before_it_has_joined_ends_those_that_wait_for_it(
+    run: Callable[..., tuple[int, str, str]],
+) -> None:
+    begun_s = time.monotonic()
+    status, _, err = run(3, "rank == 1 and os._exit(0); import hocket; hocket.join()")
+    assert err == (
+        "hocket: rank 1 ended with exit code 0 before it joined the job, which others wait for; all ranks were ended\n"
+    )
+    assert status == 1
+    assert time.monotonic() - begun_s < 30
+
+
+def test_ranks_that_join_nothing_end_when_they_like(run: Callable[..., tuple[int, str, str]]) -> None:
+    assert run(3, "rank == 1 and time.sleep(2)") == (0, "", "")
+
+
 def test_a_rank_that_has_told_why_has_the_last_word(run: Callable[..., tuple[int, str, str]]) -> None:
     told = "print('hocket: rank 1 at step 2: out of data; all ranks end', file=sys.stderr); "
     ending = f"from hocket.transport.job_notes import note_ending; note_ending(5); {told} os._exit(5)"

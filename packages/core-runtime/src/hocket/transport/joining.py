@@ -11,7 +11,7 @@ from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.transport.absent import watching
 from hocket.transport.island_jobs import find_in_islands, refuse_without_ranks
-from hocket.transport.job_notes import note_pid
+from hocket.transport.job_notes import note_joining, note_pid
 from hocket.transport.launchers import Launched, looks_launched
 from hocket.transport.mpi_there import why_no_mpi4py
 from hocket.transport.peer import Peer
@@ -124,6 +124,7 @@ def join(transport: str | None = None, *, torch_variables: bool = False, warn_al
             return SinglePeer()
         chosen = chosen_transport(found, transport)
         allow_files(found.size)
+        note_joining(found.rank)
         with watching(found):
             _joined = _join(found, chosen)
         _place = _place_of(found, _joined)
