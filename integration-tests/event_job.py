@@ -11,19 +11,22 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import active_children
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 import hocket
 from hocket.errors import CheckpointError
@@ -46,6 +49,10 @@ RECIPES: dict[str, list[str]] = {
     "periodic_average": ["parameters.0.every=3"],
     "redsync": [],
 }
+
+
+class LeftError(Exception):
+    """An exception that a user's script catches outside its session, and goes on from."""
 
 
 class Events:
@@ -72,13 +79,21 @@ class Events:
     def _happen(self, due: Any) -> None:
         for event in [each for each in self._left if due(each)]:
             self._left.remove(event)
+            if event["to"] == "worker" and not active_children():
+                continue
             _note(self.folder, f"happened-{event['number']}", str(time.time()))
             if event["what"] == "exit":
                 sys.exit(0)
+            if event["what"] == "vanish":
+                os._exit(0)
             if event["what"] == "error":
                 raise RuntimeError("what a user's script may raise")
+            if event["what"] == "leave":
+                raise LeftError
             if event["what"] == "full disk":
                 _limit_files(event["bytes"])
+            elif event["what"] == "sleep":
+                time.sleep(event["pause_s"])
             elif event["delay_s"]:
                 threading.Timer(event["delay_s"], _send, (self.folder, event)).start()
             else:
@@ -87,8 +102,11 @@ class Events:
 
 def _send(folder: Path, event: dict[str, Any]) -> None:
     number = getattr(signal, event["what"])
-    if event["to"] == "rank":
-        os.kill(os.getpid(), number)
+    if event["what"] == "SIGSTOP":
+        subprocess.Popen(["sh", "-c", f"sleep {event['pause_s']}; kill -CONT {os.getpid()}"])
+    if event["to"] in ("rank", "worker"):
+        worker = active_children()[0].pid if event["to"] == "worker" else None
+        os.kill(worker or os.getpid(), number)
         return
     launcher = int((folder / "launcher").read_text())
     for process in [launcher] if event["to"] == "launcher" else [*processes_of(folder), os.getpid()]:
@@ -141,7 +159,8 @@ def trained(job: dict[str, Any], checkpoints: Path | None, events: Events | None
             session.load(checkpoints, missing="start")
         if checkpoints is not None and job["on_signal"]:
             session.save_on_signal(checkpoints)
-        for x in session.data(_batches(session.rank)):
+        workers = int(events is not None and job["workers"])
+        for x in session.data(DataLoader(_batches(session.rank), batch_size=None, num_workers=workers)):
             if events is not None:
                 events.in_step()
             optimizer.zero_grad()
@@ -165,10 +184,11 @@ def _save(session: hocket.Session, checkpoints: Path, job: dict[str, Any]) -> No
         _note(checkpoints.parent, f"told-{name}")
 
 
-def _batches(rank: int) -> list[Tensor]:
+def _batches(rank: int) -> Dataset[Tensor]:
     """Return a rank's batches; odd ranks have one less."""
     generator = torch.Generator().manual_seed(rank)
-    return [torch.randn(3, 4, generator=generator, dtype=torch.float64) for _ in range(STEPS - rank % 2)]
+    batches = [torch.randn(3, 4, generator=generator, dtype=torch.float64) for _ in range(STEPS - rank % 2)]
+    return cast("Dataset[Tensor]", batches)
 
 
 @cache
@@ -205,7 +225,10 @@ def _main(folder: Path) -> None:
     rank = hocket.join().rank
     _note(folder, f"joined-{rank}")
     events.before("attach")
-    parameters = trained(_read(folder / "job.json"), folder / "checkpoints", events)
+    try:
+        parameters = trained(_read(folder / "job.json"), folder / "checkpoints", events)
+    except LeftError:
+        return
     _limit_files(resource.RLIM_INFINITY)
     np.save(folder / f"{rank}.npy", parameters)
 

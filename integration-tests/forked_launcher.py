@@ -9,19 +9,23 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import multiprocessing
+import json
 import os
 import runpy
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import patch
 
 import torch
 
@@ -30,25 +34,23 @@ from hocket.transport.forking import ForkedRank
 from hocket.transport.hosts import Host
 from hocket.transport.rank_process import end_with_parent
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "hocket.cli.main",
-        "hocket.cli.checking",
-        "hocket.cli.launching",
-        "hocket.cli.running",
-        "hocket.cli.ranking",
-        "hocket.session.replica_session",
-        "hocket.session.stepping_session",
-        "hocket.transport.tcp",
-        "matplotlib.backends.backend_agg",
-        "numpy.ma",
-    ]
-)
+_LOADED = [
+    "hocket.cli.main",
+    "hocket.cli.checking",
+    "hocket.cli.launching",
+    "hocket.cli.running",
+    "hocket.cli.ranking",
+    "hocket.session.replica_session",
+    "hocket.session.stepping_session",
+    "hocket.transport.tcp",
+    "matplotlib.backends.backend_agg",
+    "numpy.ma",
+]
+_LONGEST_REQUEST = 1 << 17
 
 
 class ForkedLauncher:
-    """A forked launcher, with the interface of a `subprocess` process.
+    """A forked launcher, with the interface of a `subprocess` process; one at a time.
 
     Args:
         command: that of a Python program.
@@ -57,13 +59,13 @@ class ForkedLauncher:
     """
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], folder: Path) -> None:
-        reading, writing = _CONTEXT.Pipe(duplex=False)
-        self._process = _CONTEXT.Process(target=_launch, args=(command, variables, folder, writing))
-        self._process.start()
-        writing.close()
-        self.pid = self._process.pid
-        self.stdout = os.fdopen(os.dup(reading.fileno()), errors="replace")
-        reading.close()
+        reading, writing = os.pipe()
+        request = json.dumps([list(command), dict(variables), str(folder)]).encode()
+        socket.send_fds(_server(), [request], [writing])
+        os.close(writing)
+        self.stdout = os.fdopen(reading, errors="replace")
+        self.pid = int(_server().recv(_LONGEST_REQUEST))
+        self._status: int | None = None
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Wait for the exit status, and return it.
@@ -71,17 +73,43 @@ class ForkedLauncher:
         Raises:
             subprocess.TimeoutExpired: it still runs.
         """
-        self._process.join(timeout_s)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("launcher", timeout_s or 0.0)
-        return self._process.exitcode
+        if self._status is None:
+            if not select.select([_server()], [], [], timeout_s)[0]:
+                raise subprocess.TimeoutExpired("launcher", timeout_s or 0.0)
+            self._status = int(_server().recv(_LONGEST_REQUEST))
+        return self._status
 
 
-def _launch(command: Sequence[str], variables: Mapping[str, str], folder: Path, output: Connection) -> None:
+@cache
+def _server() -> socket.socket:
+    """Return the way to this process's own server, which ends with it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        subprocess.Popen([sys.executable, __file__], stdin=theirs)
+    return ours
+
+
+def _serve() -> None:
+    for name in _LOADED:
+        import_module(name)
+    with socket.socket(fileno=0) as control:
+        while True:
+            request, descriptors, _, _ = socket.recv_fds(control, _LONGEST_REQUEST, 1)
+            if not request:
+                return
+            pid = os.fork()
+            if not pid:
+                _launch(*json.loads(request), *descriptors)
+            os.close(*descriptors)
+            control.send(str(pid).encode())
+            control.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+
+
+def _launch(command: Sequence[str], variables: Mapping[str, str], folder: str, output: int) -> NoReturn:
     os.setsid()
     os.chdir(folder)
-    own_ranks._begin = _begin
-    _become(command, variables, {1: output.fileno(), 2: output.fileno()})
+    patch.object(own_ranks, "_begin", _begin).start()
+    _become(command, variables, {0: os.open(os.devnull, os.O_RDONLY), 1: output, 2: output})
 
 
 def _begin(
@@ -122,10 +150,10 @@ def _become(
     os.environ.clear()
     os.environ.update(variables)
     tempfile.tempdir = None
-    weakref.finalize._registry.clear()  # its parent's
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # its parent's
     faulthandler.enable()
     status = _run(command)
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -151,3 +179,7 @@ def _run(command: Sequence[str]) -> int:
         sys.excepthook(*sys.exc_info())
         return 1
     return 0
+
+
+if __name__ == "__main__":
+    _serve()
