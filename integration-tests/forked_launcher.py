@@ -85,14 +85,16 @@ def _server() -> socket.socket:
     """Return the way to this process's own server, which ends with it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        subprocess.Popen([sys.executable, __file__], stdin=theirs)
+        process = subprocess.Popen([sys.executable, __file__], stdin=theirs)
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # before
     return ours
 
 
 def _serve() -> None:
     for name in _LOADED:
         import_module(name)
-    with socket.socket(fileno=0) as control:
+    with socket.socket(fileno=0) as control, contextlib.suppress(ConnectionResetError):
         while True:
             request, descriptors, _, _ = socket.recv_fds(control, _LONGEST_REQUEST, 1)
             if not request:
