@@ -110,7 +110,7 @@ def started(folder: Path, sequence: Drawn) -> subprocess.Popen[str] | ForkedLaun
         **os.environ,
         FOLDER_VARIABLE: str(folder),
         "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "TMPDIR": str(folder / "temporary"),
+        "TMPDIR": os.readlink(folder / "temporary"),
         "PYTHONFAULTHANDLER": "1",
     }
     if sequence.forks:
@@ -247,7 +247,8 @@ def told(folder: Path) -> int:
 def test_what_befalls_a_job(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sequence = Drawn(seed)
     print(f"seed {seed}: {sequence}")
-    (tmp_path / "temporary").mkdir()
+    temporary = TemporaryDirectory()  # of a short name: loaders' workers make sockets in it
+    (tmp_path / "temporary").symlink_to(temporary.name)
     (tmp_path / "job.json").write_text(json.dumps(sequence.job))
     before = 0
     for number in range(len(sequence.attempts)):
@@ -259,6 +260,7 @@ def test_what_befalls_a_job(seed: int, tmp_path: Path, monkeypatch: pytest.Monke
         check_request(sequence, number, attempt, before, newest)
         before = newest
     check_numbers(tmp_path, sequence, monkeypatch)
+    temporary.cleanup()
 
 
 def check_end(folder: Path, sequence: Drawn, number: int, attempt: Attempt) -> None:
