@@ -84,7 +84,7 @@ def test_recommend_says_what_a_recipe_asks_of_the_optimizer() -> None:
         )
         return answer
 
-    adamw = ("--optimizer", "AdamW")
+    adamw = ("optimizer=AdamW",)
     assert "or gradients.0.compressor.correct_momentum=false" in told(*adamw)["left_out"]["redsync"]
     changed = told("redsync", "gradients.0.compressor.correct_momentum=false", *adamw)["strategies"]
     [row] = [each for each in changed if each["strategy"] == "redsync, correct_momentum=false"]

@@ -14,7 +14,7 @@ from torch import nn
 
 import hocket
 from hocket.cli.folders import load_resumed
-from hocket.cli.situation import Asked
+from hocket.cli.recommending import Asked
 from hocket.cli.sweep_run import OUTPUT
 from hocket.cli.sweeping import _compare
 from hocket.cli.sweeping_scripts import _RunOfScript
@@ -236,7 +236,7 @@ def test_a_script_is_advised_by_its_run(tmp_path: Path) -> None:
     run(tmp_path / "a", 2)
     summary = read_record(tmp_path / "a", "a").summary
     assert summary is not None
-    asked = Asked(default_registry(), str(tmp_path / "a"), ["seed=3"])
+    asked = Asked(default_registry(), [str(tmp_path / "a"), "seed=3"], [], False, False)
     assert (asked.target, asked.params, asked.base.ranks, asked.base.seed) == (None, "10", 2, 3)
     computing_s = summary["seconds"] * (1 - summary["exposed_wait_fraction"]) / 2
     assert asked.base.compute.step_s == pytest.approx(computing_s)

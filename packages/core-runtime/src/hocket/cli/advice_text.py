@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from hocket.cli.plan_text import ASSUMED_OVERLAP, HOSTS, islands_of, title
-from hocket.cli.printing import say
+from hocket.cli.plan_text import ASSUMED_OVERLAP, assumptions, ranks_of, title
+from hocket.cli.printing import say, say_command
 from hocket.cli.table import show_table
 from hocket.plan.advice import CLOSE, ERROR, Advice, AdvisedStrategy, is_exact
 from hocket.quantities import format_bits_per_second, format_bytes, format_count, format_seconds
 
+_ASSUMED = (
+    f"Exchanges take the time that `hocket plan` shows, one at a time. {ASSUMED_OVERLAP} Compressing takes none "
+    "without --measure. Ranks wait for late ones, except in partial collectives (eager).",
+    "* marks the least measured cost among the strategies that predictions cannot tell from the fastest. Costs are "
+    "those of other models (docs/atlas): compare with your own by `hocket sweep` and `hocket compare`.",
+)
+#: Columns within which the answer takes 15 lines.
+_NARROW = 80
 _HEADERS = ("", "strategy", "step", "faster", "loss", "accuracy", "sent a step")
 
 
@@ -23,38 +30,36 @@ def show_advice(advice: Advice, rows: Sequence[AdvisedStrategy], absent: int) ->
         rows: the rows of the table.
         absent: number of packages with recipes that are not installed.
     """
-    situation = advice.situation
-    say(_head(advice), bullet="")
+    head = [*_head(advice)]
+    say(head, bullet="")
     print()
     show_table(_HEADERS, [_cells(advice, row) for row in rows], numbers=_HEADERS[2:])
-    if situation.settings.delays is None:  # else the lines above are one more
+    if len(head[0]) <= _NARROW:  # else the lines above are one more
         print()
     error = f"Known error {ERROR} x{'' if advice.packs else ', compressing left out'}"
+    below = [f"{error}; DDP is as fast {_level(advice, advice.best)}."]
     if advice.best is advice.plain:
         best = f"Plain allreduce (agd, DDP) is best here: nothing measured is {CLOSE - 1:.0%} faster."
+        below = [best, f"{error}."]
     else:
-        strategies = shlex.quote(f"strategy=agd,{advice.best.spelled}")
-        best = f"Try first: hocket sweep --script train.py {strategies} -n {situation.ranks}"
-        error += f"; DDP is as fast {_level(advice, advice.best)}"
-    say([best, f"{error}."], bullet="")
+        strategies = f"strategy=agd,{advice.best.spelled}"
+        say_command("Try first: ", f"hocket sweep --script train.py -n {advice.situation.ranks}", strategies)
     if any(row.about.loss_percent is not None for row in rows):
-        say(["Loss (AdamW), accuracy (SGD): against sgd, from scratch (docs/atlas)."], bullet="")
+        outer = any(each.outer for row in rows for each in row.strategy.exchanges)
+        helps = "; synchronous_steps=N helps DiLoCo" if outer else " (docs/atlas)"
+        below.append(f"Loss and accuracy: from scratch, against sgd{helps}.")
     missing = f"; not installed: {absent} packages (hocket plugins)" if absent else ""
-    say([f"More: --explain, --all, --json{missing}"], bullet="")
+    say([*below, f"More: --explain, --all, --json{missing}"], bullet="")
 
 
 def _head(advice: Advice) -> Iterator[str]:
-    situation, plain = advice.situation, advice.plain.prediction
-    settings, costs = situation.settings, situation.plan(advice.plain.strategy)
-    hosts, ranks = len(set(situation.placement.hosts)), situation.ranks
-    where = f"{settings.island.count(ranks)} on {hosts} hosts"
-    if ranks % hosts == 0:
-        where = f"{hosts} host{'s' * (hosts > 1)} x {settings.island.count(ranks // hosts)}"
+    settings, plain = advice.situation.settings, advice.plain.prediction
+    costs, network = advice.situation.plan(advice.plain.strategy), settings.network
     late = "" if settings.delays is None else f"; late ranks: {title(settings.delays)}"
     yield (
-        f"{where}, {format_bits_per_second(settings.network.bandwidth_bits_per_s)}, "
-        f"{format_count(costs.num_parameters)} parameters ({format_bytes(costs.model_bytes)}), a step computes "
-        f"{format_seconds(settings.compute.step_s)}{late}"
+        f"{ranks_of(settings, advice.situation.placement)}, {format_bits_per_second(network.bandwidth_bits_per_s)}, "
+        f"{format_count(costs.num_parameters)} parameters ({format_bytes(costs.model_bytes)}), "
+        f"{format_seconds(settings.compute.step_s)} of computing{late}"
     )
     waits = (plain.exposed_s + plain.held_up_s) / plain.step_s
     step = format_seconds(plain.step_s)
@@ -98,49 +103,23 @@ def show_explanation(advice: Advice, rows: Sequence[AdvisedStrategy], left: Mapp
         left: reasons by the names of strategies that are left out.
     """
     for row in rows:
-        costs = row.prediction
-        waits = f"waits {format_seconds(costs.exposed_s)} of a step"
-        if advice.situation.settings.delays is not None:
-            waits += f", is held up {format_seconds(costs.held_up_s)} by late ranks"
-        if advice.packs:
-            waits += f", compresses for {format_seconds(costs.packing_s)}"
-        waits += f"; buffers take {format_bytes(costs.memory_bytes)}"
-        if row is not advice.plain:
-            waits += f"; agd is as fast {_level(advice, row)}"
+        costs, level = (
+            row.prediction,
+            "" if row is advice.plain else f"; agd is as fast {_level(advice, row)}",
+        )
+        parts = {"waits": costs.exposed_s, "is held up": costs.held_up_s, "compresses": costs.packing_s}
+        times = ", ".join(f"{what} for {format_seconds(time)}" for what, time in parts.items() if time)
         print(f"\n{row.name}")
-        say([*_notes(row), waits], bullet="  - ")
-    if left:
-        print("\nLeft out:")
-        say([f"{name}: {why}" for name, why in left.items()])
+        say(
+            [*_notes(row), f"a step {times}; buffers take {format_bytes(costs.memory_bytes)}{level}"],
+            bullet="  - ",
+        )
+    print("\nLeft out:")
+    say(f"{name}: {why}" for name, why in left.items())
     print("\nAssumed:")
-    say(_assumptions(advice))
-
-
-def _assumptions(advice: Advice) -> Iterator[str]:
     situation = advice.situation
-    yield f"Exchanges take the time that `hocket plan` shows, one at a time. {ASSUMED_OVERLAP}"
-    yield (
-        "docs/choosing.md has what predictions were compared with. On four hosts eager.solo was further off; on busy "
-        "cores so was what compresses, such as powersgd, by up to 2.3 times."
-    )
-    yield (
-        "* marks the least measured cost among the strategies that predictions cannot tell from the fastest. Tests "
-        "differ from your model: compare what strategies reach in the same time (`hocket sweep`, `hocket compare`)."
-    )
-    yield (
-        "Loss is of a transformer on characters with AdamW, accuracy of a CNN on Fashion-MNIST with SGD: 600 steps "
-        "from scratch on 8 ranks (docs/atlas), or the test that a strategy's row names. DiLoCo and its kin have a "
-        "lower loss where the first steps are synchronous (synchronous_steps=N); those take as long as plain "
-        "allreduce."
-    )
-    if situation.settings.island.ranks > 1:
-        yield islands_of(situation.settings.island)
-    if situation.placement.size > len(set(situation.placement.hosts)):
-        yield HOSTS
-    if not advice.packs:
-        yield "The time that compressors compute is not counted: --measure measures it on this machine."
-    if situation.settings.delays is not None:
-        yield "Ranks with partial collectives (eager) do not wait for late ones."
+    say(_ASSUMED)
+    say(assumptions(situation.settings, situation.placement, situation.plan(advice.best.strategy)))
 
 
 def as_json(advice: Advice, left: Mapping[str, str]) -> dict[str, object]:

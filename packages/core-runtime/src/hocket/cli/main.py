@@ -16,9 +16,9 @@ from hocket.cli.click_parts import Folder
 from hocket.cli.completion import complete_overrides, complete_recipes
 from hocket.cli.export_options import export
 from hocket.cli.mistakes import mistakes_reported
-from hocket.cli.network_options import model_asked, network_options, network_overrides
+from hocket.cli.network_options import model_asked, network_options
 from hocket.cli.new_options import new
-from hocket.cli.rank_options import island_option, island_overrides, rank_options, ranks_option
+from hocket.cli.rank_options import island_option, rank_options, ranks_option
 from hocket.cli.recommend_options import recommend_options
 from hocket.cli.run_options import RunOptions, run_options
 from hocket.cli.streams import keep_streams
@@ -180,11 +180,11 @@ def plan(
     words: tuple[str, ...],
     ranks: int | None,
     hosts: str | None,
-    island: int | None,
+    island: list[str],
     params: str | None,
     model: str | None,
-    bandwidth: str | None,
-    latency: str | None,
+    bandwidth: list[str],
+    latency: list[str],
     analysis: bool,
     compare: tuple[str, ...],
     picture: Path,
@@ -208,7 +208,7 @@ def plan(
     # A file's name may have an = in it, and so have the overrides behind a recipe: `diloco parameters.0.every=20`.
     targets = [word for word in words if os.path.isfile(word) or not re.match(r"[^\s=]*\s*=", word)]
     overrides = tuple(word for word in words if word not in targets)
-    overrides += (*network_overrides(bandwidth, latency), *island_overrides(island))
+    overrides += (*bandwidth, *latency, *island)
     places = parse_hosts(hosts) if hosts else ()
     given = model_asked(params, model)
     if not targets:
@@ -236,7 +236,7 @@ def recommend(**options: Any) -> None:
 
     \b
     hocket recommend --params 25M --hosts 8x1 --bandwidth 1gbit --step 100ms
-    hocket recommend task=fashion_mnist --hosts 4x1 --bandwidth 100mbit --measure
+    hocket recommend task=fashion_mnist --hosts 4x1 --bandwidth 100mbit --step 20ms --measure
     hocket recommend runs/mine --hosts 8x1 --bandwidth 1gbit --step 100ms --late 1x300ms@10%
     hocket recommend diloco parameters.0.every=30 --params 25M --hosts 8x1 --step 100ms
     """
@@ -270,7 +270,7 @@ def compare(
 
     Runs that differ only by their seeds share a row. A row's numbers are mean ± standard deviation (n - 1) over its
     seeds. A second table shows the differences from the first row, seed by seed, with 95 % confidence intervals. RUN is
-    a run's folder, or a folder of runs.
+    a run's folder, or a folder of runs. `distance` is that of the replicas from their mean, `-` if not logged.
 
     \b
     hocket compare runs/sgd runs/agd --target accuracy=0.95
@@ -296,7 +296,7 @@ def compare(
 @click.option(
     "--script",
     is_flag=True,
-    help="RECIPE is a script, and strategies are those of its hocket.attach; it gets other keys as --KEY VALUE.",
+    help="Run a script instead of a recipe: keys of the strategy change its hocket.attach, others become --KEY VALUE.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything and list the runs; start nothing.")
 def sweep(

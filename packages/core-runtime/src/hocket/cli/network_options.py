@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from hocket.cli.click_parts import Command, add_options
+from hocket.cli.click_parts import Command, Option, add_options
 from hocket.errors import UserError
 from hocket.quantities import bits_per_second, read, seconds
 
@@ -20,6 +21,23 @@ _LONGEST_LATENCY_S = 1.0
 #: The name of a model that a command is given, and the model.
 GivenModel = tuple[str, "nn.Module"]
 
+
+def setting_option(option: str, key: str, reader: Callable[[str], float], metavar: str, words: str) -> Option:
+    """Return an option for a quantity that is a setting of a run; its command gets a list of overrides.
+
+    Args:
+        option: its name, such as `--bandwidth`.
+        key: the setting's key.
+        reader: reads the quantity's text.
+        metavar, words: for the help.
+    """
+
+    def overrides(_context: object, _parameter: object, text: str | None) -> list[str]:
+        return [] if text is None else [f"{key}={read(option, reader, text)!r}"]
+
+    return click.option(option, metavar=metavar, callback=overrides, help=words)
+
+
 _OPTIONS = (
     click.option(
         "--params", metavar="25M", help="Number of the model's parameters, instead of a task's model."
@@ -27,31 +45,26 @@ _OPTIONS = (
     click.option(
         "--model", metavar="MODULE:FUNCTION", help="Function that returns the model, instead of --params."
     ),
-    click.option(
-        "--bandwidth", metavar="1gbit", help="Bandwidth of each host's link; default: the run's, 10gbit."
+    setting_option(
+        "--bandwidth",
+        "network.bandwidth_bits_per_s",
+        bits_per_second,
+        "1gbit",
+        "Bandwidth of each host's link; default: the run's, 10gbit.",
     ),
-    click.option("--latency", metavar="50us", help="Latency of a message; default: the run's, 20us."),
+    setting_option(
+        "--latency",
+        "network.latency_s",
+        partial(seconds, longest_s=_LONGEST_LATENCY_S),
+        "50us",
+        "Latency of a message; default: the run's, 20us.",
+    ),
 )
 
 
 def network_options(command: Command) -> Command:
     """Add the options for the model's size and the network to a command."""
     return add_options(command, _OPTIONS)
-
-
-def network_overrides(bandwidth: str | None, latency: str | None) -> list[str]:
-    """Return `--bandwidth` and `--latency` as overrides of a run's file.
-
-    Raises:
-        UserError: an option has a wrong value; names it and says what to write.
-    """
-    overrides = []
-    if bandwidth is not None:
-        overrides.append(f"network.bandwidth_bits_per_s={read('--bandwidth', bits_per_second, bandwidth)!r}")
-    if latency is not None:
-        latency_s = read("--latency", partial(seconds, longest_s=_LONGEST_LATENCY_S), latency)
-        overrides.append(f"network.latency_s={latency_s!r}")
-    return overrides
 
 
 def model_asked(params: str | None, model: str | None) -> GivenModel | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -20,6 +21,20 @@ def say(lines: Iterable[str], bullet: str = "- ") -> None:
     width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns
     for line in lines:
         print(textwrap.fill(line, width, initial_indent=bullet, subsequent_indent=" " * len(bullet)))
+
+
+def say_command(before: str, words: str, last: str) -> None:
+    """Print a command of words and a last one to be quoted, behind a text, in lines that a shell reads as one."""
+    width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns
+    quoted = shlex.quote(last).replace(" ", "\0")  # no line ends within quotes
+    wrapped = textwrap.fill(
+        f"{before}{words} {quoted}",
+        width - 2,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    print(wrapped.replace("\n", " \\\n").replace("\0", " "))
 
 
 def say_results(folder: Path) -> None:

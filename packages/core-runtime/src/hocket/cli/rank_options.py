@@ -10,16 +10,18 @@ from hocket.cli.click_parts import Command, Option, add_options
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.transport.hosts import MOST_RANKS
 
-island_option: Option = click.option(
-    "--island",
-    type=click.IntRange(1, MOST_RANKS),
-    help="Number of ranks that shard a replica (FSDP2, tensor parallelism); default: the run's, 1.",
-)
-
 
 def island_overrides(island: int | None) -> list[str]:
     """Return `--island` as overrides of a run's file."""
     return [] if island is None else [f"island.shard={island}", "island.replicate=1", "island.tensor=1"]
+
+
+island_option: Option = click.option(
+    "--island",
+    type=click.IntRange(1, MOST_RANKS),
+    callback=lambda _context, _parameter, island: island_overrides(island),
+    help="Number of ranks that shard a replica (FSDP2, tensor parallelism); default: the run's, 1.",
+)
 
 
 def ranks_option(default: str) -> Option:

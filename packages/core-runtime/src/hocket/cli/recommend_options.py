@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from hocket.cli.click_parts import Command, add_options
-from hocket.cli.network_options import network_options
+from hocket.cli.network_options import network_options, setting_option
 from hocket.cli.rank_options import island_option
+from hocket.errors import UserError
+from hocket.quantities import read, seconds
+
+
+def late_overrides(_context: object, _parameter: object, text: str | None) -> list[str]:
+    """Return a text such as 1x300ms@10% as overrides of a run's file.
+
+    Raises:
+        UserError: the text has another form.
+    """
+    if text is None:
+        return []
+    found = re.fullmatch(r"(\d+)x([^@]+)(?:@(\d+\.?\d*)%)?", text)
+    if found is None:
+        allowed = (
+            "1x300ms (one rank, another in each step, is 0.3 s late) or 1x300ms@10% (in a tenth of the steps)"
+        )
+        raise UserError(f"--late: got {text!r}; allowed: {allowed}")
+    late_s, fraction = read(f"--late {text}", seconds, found[2]), float(found[3] or 100) / 100
+    return [f"delays={{name: random_subset, count: {found[1]}, seconds: {late_s!r}, fraction: {fraction!r}}}"]
+
 
 _OPTIONS = (
     click.argument("words", nargs=-1, metavar="[RECIPE|FILE.yaml|RUN] [KEY=VALUE]..."),
     network_options,
-    click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="Hosts of the ranks."),
+    # A number of ranks is answered with the form of hosts.
+    click.option(
+        "--hosts", "-n", metavar="4x1|4x8|a:8,b:8|FILE", help="Hosts of the ranks; 4x8: 4 hosts of 8."
+    ),
     island_option,
-    click.option("-n", "-np", "--np", "ranks", hidden=True),
-    click.option("--step", metavar="200ms", help="Time that a step computes."),
+    setting_option("--step", "compute.step_s", seconds, "200ms", "Time that a step computes."),
     click.option(
         "--late",
+        callback=late_overrides,
         metavar="1x300ms[@10%]",
         help="Late ranks: 1 rank, drawn anew in each step (or in 10 % of them), by 300 ms.",
     ),
-    click.option(
-        "--optimizer", metavar="NAME", help="Optimizer of all strategies; default: each recipe's own."
-    ),
-    click.option(
-        "--measure",
-        is_flag=True,
-        help="Measure the time of compressing, and of a task's step, on this machine.",
-    ),
+    click.option("--measure", is_flag=True, help="Measure the time of compressing on this machine."),
     click.option(
         "--all", "everything", is_flag=True, help="Show all recipes, those of unmeasured cost included."
     ),
     click.option(
         "--explain",
         is_flag=True,
-        help="Say of each row what it changes, what that cost in which test, and what is assumed.",
+        help="Explain the rows: what each changes, what that cost in which test, and what is assumed.",
     ),
     click.option("--json", "in_json", is_flag=True, help="Print all rows as JSON."),
 )

@@ -3,72 +3,243 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Sequence
-
-import click
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
 
 from hocket.cli.advice_text import as_json, show_advice, show_explanation
-from hocket.cli.network_options import network_overrides
+from hocket.cli.checking import check_run
+from hocket.cli.network_options import model_asked
+from hocket.cli.planned import placed, situation_of
 from hocket.cli.rank_options import island_overrides
-from hocket.cli.situation import Asked, late_override
-from hocket.plan.advice import Advice
-from hocket.plugin import default_registry
+from hocket.config.settings import RunSettings
+from hocket.config.source import OF_STRATEGIES, SLOTS, based_on, parse_override
+from hocket.errors import HocketError, UserError
+from hocket.plan.advice import UNMEASURED, Advice, AdvisedStrategy, is_measured, predict
+from hocket.plan.packing_time import packing_seconds
+from hocket.plan.situation import TrainingSituation
+from hocket.plugin import Registry, default_registry
 from hocket.plugin.discovery import KNOWN_WORDS, TASKS
-from hocket.quantities import read, seconds
+from hocket.results import CONFIG, SUMMARY
+from hocket.results.history import read_summary
+from hocket.results.kept_config import read_config
+from hocket.results.script import is_of_script
+from hocket.training.run import RunConfig, load_run
+from hocket.transport.hosts import parse_hosts
+
+#: The optimizers with which costs were measured; a recipe that needs another one is compared where it is asked for.
+_USUAL = ("sgd", "adamw")
 
 
 def recommend_command(
     words: Sequence[str],
-    ranks: str | None,
     params: str | None,
     model: str | None,
-    bandwidth: str | None,
-    latency: str | None,
     hosts: str | None,
-    island: int | None,
-    step: str | None,
-    late: str | None,
-    optimizer: str | None,
     *,
     measure: bool,
     everything: bool,
     explain: bool,
     in_json: bool,
+    **settings: Sequence[str],
 ) -> None:
     """Carry out `hocket recommend`.
 
     Args:
         words: a recipe, or a run's file or folder, and overrides; the others are the options.
+        settings: overrides that options give.
 
     Raises:
-        UserError, click.UsageError: a wrong argument or option.
+        UserError: a wrong argument or option.
     """
-    if ranks is not None:
-        raise click.UsageError(
-            f"-n: name the ranks' hosts instead: --hosts {ranks}x1 for {ranks} hosts of one rank, --hosts 1x{ranks} "
-            "for one host"
-        )
-    targets = [word for word in words if "=" not in word or os.path.exists(word)]
-    if len(targets) > 1:
-        raise click.UsageError(f"Got {len(targets)} runs: name one, or none.")
-    overrides = [word for word in words if word not in targets]
-    overrides += [*network_overrides(bandwidth, latency), *island_overrides(island)]
-    overrides += [] if optimizer is None else [f"optimizer={optimizer}"]
-    overrides += [] if step is None else [f"compute.step_s={read('--step', seconds, step)!r}"]
-    overrides += [] if late is None else [late_override(late)]
     registry = default_registry()
-    target = targets[0] if targets else None
-    asked = Asked(registry, target, overrides, params, measure=measure, everything=everything)
-    situation = asked.situation(model, hosts)
+    asked = Asked(registry, words, [*chain(*settings.values())], measure, everything)
+    situation = asked.situation(params, model, hosts)
     strategies, left = asked.strategies(situation)
     by_accuracy = asked.names("optimizer") and asked.base.optimizer.class_name == "sgd"
     advice = Advice(situation, strategies, by_accuracy, measure)
+    absent = [f"hocket-{word}" for word in KNOWN_WORDS if word not in (TASKS, *registry.installed())]
+    rows = advice.rows if everything else advice.shown()
     if in_json:
         print(json.dumps(as_json(advice, left), indent=1))
-        return
-    rows = advice.rows if everything else advice.shown()
-    absent = [f"hocket-{word}" for word in KNOWN_WORDS if word not in (TASKS, *registry.installed())]
-    show_advice(advice, rows, len(absent))
-    if explain:
+    else:
+        show_advice(advice, rows, len(absent))
+    if explain and not in_json:
         show_explanation(advice, rows, left | dict.fromkeys(absent, "not installed"))
+
+
+class Asked:
+    """The run that `hocket recommend` is asked about.
+
+    Attributes:
+        registry: of the recipes.
+        target: a recipe, or the file of a run; None for the defaults.
+        of_strategy: overrides of the target's strategy.
+        of_run: overrides of the run that all strategies get.
+        params: number of parameters of a script's run, as text; None for others.
+        base: the run with synchronous SGD.
+        measure: measure the computing of compressors.
+        everything: compare recipes of unmeasured cost, too.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        words: Sequence[str],
+        settings: Sequence[str],
+        measure: bool,
+        everything: bool,
+    ) -> None:
+        """Read the run.
+
+        Args:
+            registry: of the recipes.
+            words: a recipe, or a run's file or folder, and overrides.
+            settings: further overrides.
+            measure, everything: as the attributes.
+
+        Raises:
+            UserError: the run cannot be read, or an override is wrong.
+        """
+        self.measure, self.everything = measure, everything
+        targets = [word for word in words if "=" not in word or os.path.exists(word)]
+        if len(targets) > 1:
+            raise UserError(f"{' and '.join(targets)}: name one recipe, file or run, or none")
+        overrides = [*(word for word in words if word not in targets), *settings]
+        self.registry, self.target, self.params = registry, next(iter(targets), None), None
+        if targets and (Path(targets[0]) / CONFIG).is_file():
+            self.target, self.params, measured = _of_folder(Path(targets[0]))
+            overrides = [*measured, *overrides]
+        keys = (*SLOTS, *OF_STRATEGIES)
+        self.of_strategy = [each for each in overrides if parse_override(each).keys[0] in keys]
+        self.of_run = [each for each in overrides if each not in self.of_strategy]
+        if self.of_strategy and not self.target:
+            raise UserError(f"{self.of_strategy[0]} changes one strategy: name a recipe or a file before it")
+        load_run(self.target or "sgd", overrides, registry=registry)
+        self.base = self._run("sgd")
+
+    def _run(self, strategy: str, overrides: Sequence[str] = ()) -> RunConfig:
+        """Return the run with the strategy of a recipe or a file, and overrides of it."""
+        target = strategy if self.target is None else based_on(self.target, strategy, self.registry)
+        return load_run(target, [*self.of_run, *overrides], registry=self.registry)
+
+    def names(self, key: str) -> bool:
+        """Return whether a run's file or an override gives a setting."""
+        return os.path.isfile(self.target or "") or any(each.startswith(key) for each in self.of_run)
+
+    def situation(self, params: str | None, model: str | None, hosts: str | None) -> TrainingSituation:
+        """Return the situation that the run and the options `--params`, `--model` and `--hosts` describe.
+
+        Raises:
+            UserError: an option is wrong or missing.
+        """
+        if hosts is None and self.base.ranks is None:
+            raise UserError("--hosts is missing: name the ranks' hosts, such as 8x1 for 8 hosts of one rank")
+        on_hosts = [host.ranks for host in parse_hosts(hosts)] if hosts else []
+        ranks, island = sum(on_hosts) or self.base.ranks or 0, self.base.island
+        base = replace(self.base, ranks=ranks)
+        base.check_size(ranks)
+        placement = placed(base, on_hosts or [island.ranks] * (ranks // island.ranks))
+        if placement.size < 2:
+            raise UserError(f"--hosts: {island.count(ranks)} alone exchanges nothing: name two or more hosts")
+        given = model_asked(params or (None if model else self.params), model)
+        if given is None and not self.names("task"):
+            raise UserError(
+                "the model is missing: give --params 25M, --model module:function, task=NAME, or a run"
+            )
+        if not base.compute.step_s:
+            raise UserError(
+                "--step: give the time that a step computes, more than 0 s, such as 200ms; or name the folder of a "
+                "run, which has measured it"
+            )
+        return situation_of(base, check_run(base), placement, given)
+
+    def strategies(self, situation: TrainingSituation) -> tuple[list[AdvisedStrategy], dict[str, str]]:
+        """Return the strategies to compare, and the reasons by name of recipes that are left out.
+
+        Raises:
+            HocketError: the user's own strategy does not work here.
+        """
+        found: list[AdvisedStrategy] = []
+        left: dict[str, str] = {}
+        self.registry.load_installed()
+        for recipe in self.registry.recipes():
+            try:
+                if about := self._about(recipe.name):
+                    found += self._advised(recipe.name, about.measured_with, situation, about)
+            except HocketError as error:
+                package = re.search(r"plugin '(\w+)' is not installed", str(error))
+                left[recipe.name] = f"needs hocket-{package[1]}" if package else str(error)
+        for own in self._advised(self.target, self.of_strategy, situation) if self.target else ():
+            same = [each for each in found if each.strategy == own.strategy] or [own]
+            found = [each for each in found if each not in same]
+            found += [replace(each, is_own=True) for each in same]
+        return found, left
+
+    def _about(self, name: str) -> RunConfig | None:
+        """Return a recipe's own settings, with the costs that hold here; None if it is not one to compare."""
+        about = load_run(name, registry=self.registry)
+        if not (self.everything or is_measured(about)):
+            return None
+        needed = about.optimizer.class_name
+        if needed in (*_USUAL, self.base.optimizer.class_name):
+            return about
+        if not self.everything:
+            raise UserError(f"it needs another optimizer: give optimizer={needed}")
+        return replace(about, loss_percent=None, accuracy_points=None)
+
+    def _advised(
+        self, target: str, with_: Sequence[str], situation: TrainingSituation, about: RunSettings = UNMEASURED
+    ) -> Iterator[AdvisedStrategy]:
+        """Yield a strategy that works here, with its prediction, unless it exchanges nothing.
+
+        Raises:
+            HocketError: it does not work here; gives the reason, and the setting with which it would, if there is one.
+        """
+        run = self._run(target, with_)
+        [*_, last] = (each for each in run.strategy.in_phases if each.step < (run.steps or math.inf))
+        for engine in (run.engine, about.engine):
+            if engine != UNMEASURED.engine:
+                raise UserError(f"engine {engine.name} is not compared here: use `hocket plan`")
+        if not last.strategy.exchanges:
+            return
+        check_run(replace(run, strategy=last.strategy))
+        if about is not UNMEASURED and (idle := situation.idle(last.strategy)):
+            raise UserError(f"no two ranks take part in {idle}, so it would be a simpler strategy")
+        costs = situation.plan(last.strategy)
+        held_up_s = situation.held_up_seconds(costs)
+        packing_s = packing_seconds(costs) if self.measure else 0.0
+        prediction = predict(costs, situation.settings.compute.step_s, held_up_s, packing_s)
+        file = Path(target)
+        keys = [re.sub(r"^[^=]*\.", "", each) for each in with_]
+        name = ", ".join([file.parent.name if file.name == CONFIG else file.name, *keys])
+        name += f", from step {last.step} on" * (last.step > 0)
+        yield AdvisedStrategy(name, " ".join([target, *with_]), last.strategy, prediction, about)
+
+
+def _of_folder(folder: Path) -> tuple[str | None, str | None, list[str]]:
+    """Return the file, the number of parameters of a script's run, and overrides with what a run measured."""
+    config = read_config(folder / CONFIG)
+    overrides: list[str] = []
+    try:
+        summary = read_summary(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
+    except ValueError as error:
+        raise UserError(
+            f"{folder / SUMMARY} is damaged: {error}: give --step, --params and --hosts alone"
+        ) from error
+    # A speed of None or 0 is that of a run in which no step was timed.
+    if (speed := summary.get("steps_per_second")) and not config.get("compute", {}).get("step_s"):
+        overrides = [f"compute.step_s={(1 - summary['exposed_wait_fraction']) / speed:.6g}"]
+    if not is_of_script(config):
+        return str(folder / CONFIG), None, overrides
+    if not summary:
+        raise UserError(
+            f"{folder}: the script's run has not ended: its steps and its model's size are not known"
+        )
+    ranks = config["ranks"]
+    overrides += [f"ranks={ranks}", *island_overrides(ranks // summary.get("islands", ranks))]
+    return None, str(summary["parameters"]), overrides

@@ -33,8 +33,8 @@ _DEEPEST = 50
 _MOST_VALUES = 1_000_000
 _TOO_DEEP = f"nested deeper than {_DEEPEST} levels"
 
-# The keys of a file that concern its strategy.
-_OF_STRATEGIES = ("strategy", "phases", "synchronous_steps", "recipe", *DESCRIPTIVE)
+#: The keys of a file that concern its strategy.
+OF_STRATEGIES = ("strategy", "phases", "synchronous_steps", "recipe", *DESCRIPTIVE)
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*%")
 
@@ -197,7 +197,7 @@ def based_on(target: str, recipe: str, registry: Registry) -> Target:
     if not _is_file(target):
         return recipe
     layer, _ = _read(target, registry)
-    kept = {key: value for key, value in layer.items() if key.partition(".")[0] not in _OF_STRATEGIES}
+    kept = {key: value for key, value in layer.items() if key.partition(".")[0] not in OF_STRATEGIES}
     return {**kept, "recipe": recipe, "name": recipe}
 
 
@@ -211,7 +211,7 @@ def run_keys(target: Target, registry: Registry) -> list[str]:
         return []
     layer, _ = _read(target, registry)
     roots = dict.fromkeys(key.partition(".")[0] for key in layer)
-    return [key for key in roots if key not in _OF_STRATEGIES]
+    return [key for key in roots if key not in OF_STRATEGIES]
 
 
 def _is_file(name: str) -> bool:

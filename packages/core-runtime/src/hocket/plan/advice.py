@@ -101,6 +101,11 @@ def measured_cost(recipe: RunSettings, by_accuracy: bool) -> float:
     return -lost if by_accuracy else lost
 
 
+def is_measured(recipe: RunSettings) -> bool:
+    """Return whether a recipe's loss or accuracy was measured, or is that of the mean of all gradients."""
+    return min(measured_cost(recipe, by_accuracy) for by_accuracy in (True, False)) < math.inf
+
+
 @dataclass(frozen=True)
 class Advice:
     """The strategies compared in a situation.
