@@ -105,7 +105,7 @@ def allowed_by(hint: object) -> str:
         return f"{allowed_by(rest)} or {' or '.join(str(member.value) for member in choices)}"
     inner, nullable = optional(hint)
     if typing.get_origin(inner) is list:
-        words = f"a list, of which each is {allowed_by(typing.get_args(inner)[0])}"
+        words = f"a list; each item is {allowed_by(typing.get_args(inner)[0])}"
     elif isinstance(inner, type) and issubclass(inner, Enum):
         words = "one of " + ", ".join(str(member.value) for member in inner)
     else:

@@ -180,7 +180,7 @@ def test_compiled_kernels_are_kept_where_they_can_be(tmp_path: Path) -> None:
     assert told["kept"].startswith("ok numba ")
     assert str(tmp_path / "kept") in told["kept"]
     assert told["nowhere"].startswith("note numba ")
-    assert "let NUMBA_CACHE_DIR name one" in told["nowhere"]
+    assert "set NUMBA_CACHE_DIR to a writable folder" in told["nowhere"]
 
 
 def test_interfaces_are_those_of_this_machine() -> None:
@@ -204,7 +204,7 @@ def test_interfaces_are_those_of_this_machine() -> None:
         ),
         ({"lo": "127.0.0.1", "own0": "10.0.0.2"}, ["127.0.1.1"], "note", "no other host reaches it"),
         ({"lo": "127.0.0.1", "own0": "10.0.0.2"}, [], "note", "does not resolve here"),
-        ({"lo": "127.0.0.1"}, ["127.0.1.1"], "note", "loopback alone"),
+        ({"lo": "127.0.0.1"}, ["127.0.1.1"], "note", "only loopback"),
         (
             {"own0": "10.0.0.2", "own1": "172.17.0.1"},
             ["10.0.0.2"],

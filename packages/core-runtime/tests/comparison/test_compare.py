@@ -252,7 +252,7 @@ def test_a_run_that_holds_runs_says_which_are_taken(runs: Path, hocket: Hocket, 
     ended = hocket("compare", str(folder))
     assert list(table(ended.out)) == ["sweep"]
     assert ended.err == (
-        f"hocket: {folder} is a run itself, which is compared, and holds 2 others, which are not (dpsgd, sgd): name "
+        f"hocket: {folder} is a run itself. It is compared, and holds 2 others, which are not (dpsgd, sgd): name "
         f"them, as {folder}/*/\n"
     )
     assert hocket("compare", str(folder), *map(str, (folder / "sgd", folder / "dpsgd"))).err == ""

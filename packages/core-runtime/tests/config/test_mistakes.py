@@ -48,7 +48,7 @@ def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigErro
         ("network: {bandwidth_bits_per_s: 0}", "network.bandwidth_bits_per_s: bandwidth_bits_per_s must be positive, not 0.0"),
         ("delays: {ranks: [0]}", "delays.name: missing; allowed: a delays by name, or a mapping with its name and fields"),
         ("delays: {name: fixd}", "delays.name: there is no delays 'fixd'. Did you mean 'fixed'? There are: file, fixed, linear_skew, random_subset, shifting_skew."),
-        ("delays: {name: fixed, ranks: 3, seconds: 1}", "delays.ranks: got 3; allowed: a list, of which each is an integer"),
+        ("delays: {name: fixed, ranks: 3, seconds: 1}", "delays.ranks: got 3; allowed: a list; each item is an integer"),
         ("delays: {name: fixed, ranks: [1, 1], seconds: 1}", "delays.ranks: ranks is [1, 1]; allowed: different ranks, from 0"),
         ("delays: {name: fixed, ranks: [1], seconds: .inf}", "delays.seconds: seconds is inf; allowed: 0 or more, finite"),
         ("delays: {name: random_subset, count: -1, seconds: 1}", "delays.count: count is -1; allowed: 0 or more"),
@@ -178,6 +178,10 @@ def test_a_strategy_takes_no_settings_of_a_run() -> None:
         "override 'epochs=3': epochs is no part of a strategy; allowed: samples, gradients, parameters, "
         "synchronous_steps"
     )
+    with pytest.raises(
+        ConfigError, match=r"every is no part of a strategy. Did you mean parameters.0.every\? Allowed"
+    ):
+        compose("periodic_average", "every=8")
 
 
 @pytest.mark.parametrize(
@@ -257,6 +261,6 @@ def test_a_trace_s_window_that_is_none_is_refused(window: list[Any]) -> None:
 
 def test_a_list_among_integers_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"delays\.ranks: got \[\[0\]\]; allowed: a list, of which each is an integer"
+        ConfigError, match=r"delays\.ranks: got \[\[0\]\]; allowed: a list; each item is an integer"
     ):
         load_run({"delays": {"name": "fixed", "ranks": [[0]], "seconds": 0.1}})

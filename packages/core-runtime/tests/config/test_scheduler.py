@@ -74,7 +74,7 @@ def test_what_is_resolved_is_complete_and_loads_to_the_same(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("schedulers", "expected"),
     [
-        ("linearlr", "schedulers: got 'linearlr'; allowed: a list, of which each is a name, or a mapping"),
+        ("linearlr", "schedulers: got 'linearlr'; allowed: a list; each item is a name, or a mapping"),
         (["linearl"], "schedulers.0: there is no scheduler 'linearl'. Did you mean 'linearlr'? "),
         (["lambdalr"], "schedulers.0: lambdalr refuses no arguments: "),
         ([{"name": "lambdalr", "lr_lambda": "math:sqr"}], "schedulers.0.lr_lambda: cannot import 'math:sqr': "),
@@ -83,7 +83,7 @@ def test_what_is_resolved_is_complete_and_loads_to_the_same(tmp_path: Path) -> N
         ([{"name": "cosineannealinglr", "T_max": 0}], "schedulers.0: cosineannealinglr cannot step: ZeroDivisionError"),
         ([{**WSD, "milestones": [4]}], "schedulers.0: sequentiallr refuses milestones: (4,): Sequential Schedulers"),
         ([{**WSD, "schedulers": ["linearl"]}], "schedulers.0.schedulers.0: there is no scheduler 'linearl'. "),
-        ([{**WSD, "schedulers": "linearlr"}], "schedulers.0.schedulers: got 'linearlr'; allowed: a list, of which "),
+        ([{**WSD, "schedulers": "linearlr"}], "schedulers.0.schedulers: got 'linearlr'; allowed: a list; each item "),
         ([{**WSD, "schedulers": [PLATEAU]}], "schedulers.0.schedulers.0: reducelronplateau steps by a metric"),
         ([{**PLATEAU, "metric": 3}], "schedulers.0.metric: got 3; allowed: a metric's name, such as valid_loss"),
         ([{**PLATEAU, "metric": "loss"}], "schedulers.0.metric: got 'loss'; allowed: train_loss, or a name that "),

@@ -54,8 +54,8 @@ class PartialAllreduce(Collective):
 
     Attributes:
         candidates: m, the number of ranks drawn for each round, at most all; null for all.
-        starts: a round starts when the `first` or the `last` candidate arrives. The first of all ranks is the paper's
-            solo, a single candidate its majority, and the last of all an allreduce.
+        starts: a round starts when the `first` or the `last` candidate arrives. In the paper,
+            solo is the first of all ranks, and majority a single candidate; the last of all makes an allreduce.
         missed: the result for a rank that missed several rounds: the `newest` round, as in the paper, or the `sum` of
             all, so that replicas get the same rounds by the same step. A step whose round was already counted has
             zero gradients; momentum and weight decay continue.

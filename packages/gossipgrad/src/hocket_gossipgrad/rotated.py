@@ -35,8 +35,8 @@ class Rotated(Topology):
 
     Attributes:
         topology: the topology that has the places; it sees unchanged round numbers.
-        shuffles: `fresh` shuffles in each block, or the paper's p `fixed` ones in turn, the first of which changes
-            nothing.
+        shuffles: `fresh`: a new shuffle in each block; `fixed`: the paper's p shuffles in turn, the first of which
+            changes nothing.
         seed: the draws' seed, 0 to 2**64 - 1; the same on every rank.
 
     Raises:

@@ -132,8 +132,8 @@ class RedSyncAllreduce(SparseAllreduce):
         from_when = "for no number of ranks" if first is None else f"from {first} ranks on"
         return [
             f"redsync.allreduce among {size} ranks sends {num_parameters - num_dense} of {num_parameters} parameters "
-            f"sparse{scalable} and {num_dense} dense. Dense would be better for all of them {from_when}. Selection and "
-            "decompression are in this, and not in the time above."
+            f"sparse{scalable} and {num_dense} dense. Dense would be better for all of them {from_when}. This "
+            "counts selection and decompression; the time above does not."
         ]
 
 

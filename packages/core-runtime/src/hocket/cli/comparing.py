@@ -162,7 +162,7 @@ def _left_within(folders: Sequence[Path], records: Sequence[Record]) -> list[str
         left = [each for each in runs_within(folder) if each.resolve() not in taken]
         if folder.resolve() in taken and left:
             notes.append(
-                f"{folder} is a run itself, which is compared, and holds {len(left)} others, which are not "
+                f"{folder} is a run itself. It is compared, and holds {len(left)} others, which are not "
                 f"({some([each.name for each in left])}): name them, as {folder}/*/"
             )
     return notes

@@ -54,7 +54,7 @@ def interfaces_finding(found: Mapping[str, str], name: str, addresses: list[str]
     listed = ", ".join(f"{each} {address}{_speed(each)}" for each, address in outward.items())
     if found and not outward:
         return Finding.note(
-            _SUBJECT, "loopback alone: other hosts cannot reach ranks here, runs on one host can work"
+            _SUBJECT, "only loopback: other hosts cannot reach ranks here; runs on one host work"
         )
     if not addresses or all(ip_address(each.partition("%")[0]).is_loopback for each in addresses):
         meant = f"resolves to {', '.join(addresses)} here" if addresses else "does not resolve here"

@@ -71,8 +71,8 @@ def numba_cache() -> Finding:
         return Finding.ok("numba", f"{numba.__version__}, compiled kernels are kept in {folder}")
     return Finding.note(
         "numba",
-        f"{numba.__version__}, and no folder for compiled kernels can be written: each job compiles them anew, seconds "
-        "of a core: let NUMBA_CACHE_DIR name one",
+        f"{numba.__version__}; no folder for compiled kernels is writable, so each job spends seconds compiling them: "
+        "set NUMBA_CACHE_DIR to a writable folder",
     )
 
 

@@ -33,7 +33,7 @@ from hocket.cli.click_parts import Folder
     "--replica",
     type=click.IntRange(min=0),
     metavar="RANK",
-    help="Export this rank's replica in place of the consensus.",
+    help="Export this rank's replica instead of the consensus.",
 )
 @click.option(
     "--model",
@@ -57,8 +57,8 @@ def export(
 ) -> None:
     """Write the model of a run, a checkpoint or an export for other programs.
 
-    The ranks that have saved need not run. Of a checkpoint it is the replicas' mean, as `hocket resume` with another
-    number of ranks takes it. `dcp` is the format of torch.distributed.checkpoint.
+    No ranks are started. From a checkpoint it writes the replicas' mean, with which `hocket resume` begins on another
+    number of ranks. `dcp` is the format of torch.distributed.checkpoint.
 
     \b
     hocket export runs/mine --out model

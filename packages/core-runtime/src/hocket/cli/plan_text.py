@@ -32,7 +32,7 @@ HOSTS = (
 
 #: The overlap that predictions assume.
 ASSUMED_OVERLAP = (
-    "Assumed overlap: backward, two thirds of a step, hides gradients but for the last segment; forward, one third, "
+    "Assumed overlap: backward, two thirds of a step, hides all gradients except the last segment; forward, one third, "
     "hides exchanges with overlap forward; a delay hides whole steps."
 )
 

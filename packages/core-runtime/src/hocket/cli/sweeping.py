@@ -130,7 +130,10 @@ def carry_out_in(
             run.check_folder()
         claim(folder, STARTS)
         add_start(folder, describe_start())
-        print(f"{len(runs)} runs, {jobs} at a time, results in {os.path.relpath(folder)}", flush=True)
+        print(
+            f"{len(runs)} run{'s' * (len(runs) != 1)}, {jobs} at a time, results in {os.path.relpath(folder)}",
+            flush=True,
+        )
         for line in notes:
             print(line, flush=True)
         failed = _carry_out(runs, jobs, lock, code)
@@ -157,7 +160,9 @@ def _compare(ended: Sequence[Path], folder: Path) -> None:
 
 def _list(folder: Path, runs: Sequence[SweepRun], jobs: int, notes: Sequence[str]) -> None:
     """Print what a sweep would do."""
-    print(f"would start {len(runs)} runs, {jobs} at a time, results in {os.path.relpath(folder)}")
+    print(
+        f"would start {len(runs)} run{'s' * (len(runs) != 1)}, {jobs} at a time, results in {os.path.relpath(folder)}"
+    )
     print("\n".join(notes), end="\n" * bool(notes))
     for run in runs:
         run.check_folder()

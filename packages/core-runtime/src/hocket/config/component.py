@@ -200,7 +200,7 @@ def _read_field(hint: object, where: Location, registry: Registry) -> object:
         if not isinstance(where.value, list):
             kind = kind_of_hint(each)
             allowed = REFERENCE if kind is None else f"a {kind}: {_allowed(each, registry)}"
-            raise where.error(f"got {where.given}", f"a list, of which each is {allowed}")
+            raise where.error(f"got {where.given}", f"a list; each item is {allowed}")
         places = range(len(where.value))
         return tuple(_read_field(each, where.child(place), registry) for place in places)
     if dataclasses.is_dataclass(inner) and isinstance(inner, type):

@@ -73,7 +73,7 @@ class Reference:
         """
         given, where = self.arguments.get(key, []), self.where.child(key)
         if not isinstance(given, list):
-            raise where.error(f"got {given!r}", f"a list, of which each is {REFERENCE}")
+            raise where.error(f"got {given!r}", f"a list; each item is {REFERENCE}")
         return [self._read_nested(each, where.child(place)) for place, each in enumerate(given)]
 
     def _read_nested(self, given: object, where: Location) -> Reference:

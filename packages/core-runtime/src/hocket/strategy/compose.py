@@ -13,6 +13,7 @@ from hocket.config.phasing import phase_documents
 from hocket.config.settings import ROOT_KEYS
 from hocket.config.source import SLOTS, Target, load_document, parse_override, run_keys
 from hocket.errors import CompositionError, ConfigError
+from hocket.plain import flattened
 from hocket.plugin import Kind, Registry, default_registry
 from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Exchange, Overlap
 from hocket.strategy.rules import refusals
@@ -51,15 +52,21 @@ def compose(target: Target | Strategy, *overrides: str, registry: Registry | Non
     document = load_document(target, overrides, registry)
     for override in map(parse_override, overrides):
         if override.keys[0] not in ("strategy", "recipe", SYNCHRONOUS_STEPS):
-            problem = f"{override.keys[0]} is no part of a strategy"
-            allowed = ", ".join((*SLOTS, SYNCHRONOUS_STEPS))
-            raise ConfigError(f"{override.origin.label}: {problem}; allowed: {allowed}")
+            raise ConfigError(f"{override.origin.label}: {_no_part(override.keys[0], target, registry)}")
     document.root.check_keys((*ROOT_KEYS, *SLOTS))
     name = document.tree.get("name")
     strategy = build_strategy(document, registry, None if name is None else str(name))
     if left := run_keys(target, registry):
         _warn_of_left(str(target), ", ".join(left))
     return strategy
+
+
+def _no_part(key: str, target: Target, registry: Registry) -> str:
+    """Return that a strategy has no such key, and where it has it."""
+    keys = flattened(compose(target, registry=registry).resolved(registry))
+    places = [each for each in keys if each.rpartition(".")[2] == key]
+    guess = f". Did you mean {' or '.join(places)}? Allowed" if places else "; allowed"
+    return f"{key} is no part of a strategy{guess}: {', '.join((*SLOTS, SYNCHRONOUS_STEPS))}"
 
 
 def _warn_of_left(file: str, keys: str) -> None:

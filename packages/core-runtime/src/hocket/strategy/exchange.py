@@ -57,8 +57,8 @@ class Exchange(Configured):
         topology: the graph of who sends to whom, for collectives that need one.
         compressor: the form in which values travel; None, in a config `none`, for uncompressed.
         segments: the way to cut the model into segments.
-        every: steps between two exchanges, 1 or more; `log2_ranks` for ceil(log2 p) among p ranks, as many as an
-            allreduce has messages.
+        every: steps between two exchanges, 1 or more; `log2_ranks` for ceil(log2 p) among p ranks, the number of
+            messages of an allreduce.
         overlap: the computation that it overlaps with.
         progress: the thread that advances its messages: the training thread, whenever a gradient arrives and whenever
             it waits, or a progress thread.

@@ -167,8 +167,8 @@ class Beside:
     def _tell_rank0s(self, names: Sequence[str]) -> None:
         self._tell(
             names,
-            "session.consensus: %s: differs between ranks, and is no running statistic, of which alone there is a "
-            "mean: all ranks get rank 0's. hocket.attach(..., statistics=[names]) has more buffers averaged",
+            "consensus: %s: differs between ranks and is not known as a running statistic, so all ranks get rank 0's. "
+            "To average it, name it: hocket.attach(..., statistics=[names])",
         )
 
     def warn_unlike(self, names: Sequence[str]) -> None:
