@@ -237,3 +237,39 @@ def test_hosts_by_ssh(order: str, hosts: tuple[Path, Path], whole: Path, tmp_pat
         done = resume("localhost:1,127.0.0.2:1")
         assert done.returncode == 0, done.stderr
         compare(a / OUT, whole)
+
+
+def test_another_hosts_earlier_run_is_refused_before_training_or_replaced(hosts: tuple[Path, Path]) -> None:
+    """Where the launcher has another first host than before, which has nothing of it."""
+    a, b = hosts
+    shutil.rmtree(a)
+    earlier = [path.name for path in complete(b / OUT / "checkpoints")]
+    new = ("run", "dpsgd", "steps=4", "checkpoint.every=3", "--out", OUT)
+    statuses, said = ended(begin(hosts, *new))
+    assert statuses == [1, 1]
+    assert (
+        f"{b / OUT / 'checkpoints'} on {socket.gethostname()} holds {earlier[-1]} of an earlier run: continue that "
+        "with `hocket resume`, name another folder with --out, or replace it with --overwrite"
+    ) in said
+    assert "Traceback" not in said
+    assert not (a / OUT / "metrics.jsonl").exists()
+    assert [path.name for path in complete(b / OUT / "checkpoints")] == earlier
+    statuses, said = ended(begin(hosts, *new, "--overwrite"))
+    assert statuses == [0, 0], said
+    for host in hosts:
+        assert [path.name for path in complete(host / OUT / "checkpoints")] == [
+            "step-00000003",
+            "step-00000004",
+        ]
+
+
+def test_another_hosts_checkpoints_with_others_files_are_not_replaced(hosts: tuple[Path, Path]) -> None:
+    _, b = hosts
+    kept = complete(b / OUT / "checkpoints")[0]
+    (kept / "notes.txt").touch()
+    statuses, said = ended(begin(hosts, "run", "dpsgd", "steps=4", "--out", OUT, "--overwrite"))
+    assert statuses == [1, 1]
+    assert (
+        f"rank 1: {OUT}/checkpoints: {kept.name} holds files that Hocket did not write, or a damaged manifest, so it "
+        "is not replaced: name another folder with --out, or move it away"
+    ) in said

@@ -260,6 +260,36 @@ def test_a_line_names_each_host_that_does_not_see_the_folder(
     assert not list(tmp_path.iterdir())
 
 
+def test_what_a_folder_holds_on_any_host_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before hours of training: a run's checkpoints, a script's, and a host that cannot write."""
+    monkeypatch.setattr(shared, "LATE_S", 0.2)
+    a, b, c = (tmp_path / name for name in "abc")
+    for folder in (b / "checkpoints" / "step-00000004", a / "step-00000002"):
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").touch()
+
+    def look(folders: list[Path]) -> list[str]:
+        peer = hocket.join()
+        return [f"{each.verdict.value} {each.text}" for each in shared_folder(peer, folders[peer.rank])]
+
+    told = hocket.virtual(2).run(look, [a, b])[0]
+    host = socket.gethostname()
+    for place in (
+        f"note {a} on {host} holds step-00000002",
+        f"note {b}/checkpoints on {host} holds step-00000004",
+    ):
+        expected = (
+            f"{place} of an earlier run: `hocket resume` and session.load continue it; another run needs"
+        )
+        assert any(line.startswith(expected) for line in told)
+    c.touch()
+    told = hocket.virtual(2).run(look, [a, c])[0]
+    assert (
+        f"problem rank 1: {c} on {host} cannot be written: File exists: name another folder for checkpoints"
+        in told
+    )
+
+
 def test_ranks_of_a_launcher_look_for_what_rank_0_writes(tmp_path: Path) -> None:
     """Each rank has a working directory of its own; a folder with the same name in it is another one."""
     code = (

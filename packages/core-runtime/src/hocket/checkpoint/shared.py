@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hocket.checkpoint.collectively import collectively, on_rank_0
-from hocket.errors import MissingFileError, some
+from hocket.errors import CheckpointError, MissingFileError, reason, some
 from hocket.transport.peer import Peer, gather
 from hocket.transport.status import number_ranks
 
@@ -24,6 +24,7 @@ _log = logging.getLogger("hocket")
 # Network file systems show others' files some seconds late.
 LATE_S = 5.0
 _LOOK_AT_FILES_EVERY_S = 0.1
+_PROBE_BYTES = 4096
 
 
 def patiently(act: Callable[[], T]) -> T:
@@ -91,9 +92,9 @@ def _leaders_among(peer: Peer, folder: Path, blind: Sequence[int], hosts: Sequen
     """Return for each rank the first rank with the same folder, where some do not see rank 0's; collective."""
     token = on_rank_0(peer, lambda: secrets.token_hex(8))
     probes = {rank: folder / f".hocket-{token}-{rank}.unfinished" for rank in blind}
-    is_blind = peer.rank in probes
+    is_blind, made = peer.rank in probes, _absent(folder)
     try:
-        collectively(peer, lambda: _write(probes[peer.rank])[0] if is_blind else None)
+        collectively(peer, lambda: _write(probes[peer.rank]) if is_blind else None)
         neighbours = [rank for rank in blind if hosts[rank] == hosts[peer.rank]] if is_blind else []
         end_s = time.monotonic() + LATE_S
         while not all(_is_seen(probes[rank]) for rank in neighbours) and time.monotonic() < end_s:
@@ -102,7 +103,7 @@ def _leaders_among(peer: Peer, folder: Path, blind: Sequence[int], hosts: Sequen
         return gather(peer, own)
     finally:
         if is_blind:
-            _remove(probes[peer.rank])
+            _remove(probes[peer.rank], made)
 
 
 def _remove(probe: Path, made: Sequence[Path] = ()) -> None:
@@ -121,10 +122,12 @@ def ranks_that_see(peer: Peer, folder: Path) -> tuple[str, list[tuple[bool, str,
     Raises:
         CheckpointError: on all ranks: rank 0 cannot write there.
     """
-    made = [path for path in (folder, *folder.parents) if not os.path.exists(path)] if peer.rank == 0 else []
+    made = _absent(folder) if peer.rank == 0 else []
     probe = folder / f".hocket-{secrets.token_hex(8)}.unfinished"
     try:
-        name, where = on_rank_0(peer, lambda: _write(probe))
+        name, where = on_rank_0(
+            peer, lambda: [_write(probe), f"{folder.absolute()} on {socket.gethostname()}"]
+        )
         end_s = time.monotonic() + LATE_S
         while not (seen := _is_seen(folder / name)) and time.monotonic() < end_s:
             time.sleep(_LOOK_AT_FILES_EVERY_S)
@@ -135,11 +138,35 @@ def ranks_that_see(peer: Peer, folder: Path) -> tuple[str, list[tuple[bool, str,
     return where, [(sees, host, place) for sees, host, place in gathered]
 
 
-def _write(probe: Path) -> tuple[str, str]:
-    """Write a file for the others to see; return its name, and its place in words."""
-    probe.parent.mkdir(parents=True, exist_ok=True)
-    probe.touch()
-    return probe.name, f"{probe.parent.absolute()} on {socket.gethostname()}"
+def try_to_write(peer: Peer, folder: Path) -> None:
+    """Write a file into a folder on each rank, and remove it; collective.
+
+    Raises:
+        CheckpointError: on all ranks: it cannot be written on one of them; names folder and host.
+    """
+    probe, made = folder / f".hocket-{secrets.token_hex(8)}.unfinished", _absent(folder)
+    try:
+        collectively(peer, lambda: _write(probe))
+    finally:
+        _remove(probe, made)
+
+
+def _absent(folder: Path) -> list[Path]:
+    """Return the folders that have to be made, the innermost first."""
+    return [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+
+
+def _write(probe: Path) -> str:
+    """Write a file for the others to see, of a size that a full disk does not take; return its name."""
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(bytes(_PROBE_BYTES))
+    except OSError as error:
+        raise CheckpointError(
+            f"{probe.parent.absolute()} on {socket.gethostname()} cannot be written: {reason(error)}: name another "
+            "folder for checkpoints"
+        ) from error
+    return probe.name
 
 
 def _is_seen(path: Path) -> bool:

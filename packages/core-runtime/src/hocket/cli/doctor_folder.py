@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hocket.checkpoint.shared import LATE_S, ranks_that_see
+from hocket.checkpoint.folder import complete
+from hocket.checkpoint.shared import LATE_S, ranks_that_see, try_to_write
 from hocket.cli.finding import Finding
 from hocket.errors import CheckpointError
-from hocket.transport.peer import Peer
+from hocket.results import CHECKPOINTS
+from hocket.transport.peer import Peer, gather
 
 
 def shared_folder(peer: Peer, folder: Path) -> Iterator[Finding]:
@@ -18,6 +20,7 @@ def shared_folder(peer: Peer, folder: Path) -> Iterator[Finding]:
     except CheckpointError as error:
         yield Finding.problem("folder", f"rank 0 cannot write there: {error}")
         return
+    yield from _earlier(peer, folder)
     if peer.size == 1:
         yield Finding.ok(
             "folder",
@@ -38,3 +41,22 @@ def shared_folder(peer: Peer, folder: Path) -> Iterator[Finding]:
         )
     if not blind:
         yield Finding.ok("folder", f"all {peer.size} ranks see what rank 0 writes into {where}")
+
+
+def _earlier(peer: Peer, folder: Path) -> Iterator[Finding]:
+    """Yield a finding for each place that a rank cannot write, and for each that holds checkpoints; collective."""
+    try:
+        try_to_write(peer, folder)
+    except CheckpointError as error:
+        for line in str(error).splitlines():
+            yield Finding.problem("folder", line)
+    saved = [path for each in (folder, folder / CHECKPOINTS) for path in complete(each)]
+    holds = (
+        f"{saved[-1].parent.absolute()} on {peer.memory.host_name} holds {saved[-1].name}" if saved else ""
+    )
+    for place in dict.fromkeys(filter(None, gather(peer, holds))):
+        yield Finding.note(
+            "folder",
+            f"{place} of an earlier run: `hocket resume` and session.load continue it; another run needs another "
+            "folder, or `hocket run --overwrite`",
+        )

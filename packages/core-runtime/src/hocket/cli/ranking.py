@@ -41,10 +41,17 @@ _NEEDED = (
 )
 
 
-def run_rank(run: RunConfig, folder: Path, *, resume: bool = False, display: Display = Display.LINES) -> None:
+def run_rank(
+    run: RunConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    display: Display = Display.LINES,
+) -> None:
     """Train on this process's rank; rank 0 writes the summary and the picture."""
     peer = join(run.transport)
-    _train(run, peer, folder, resume, display)
+    _train(run, peer, folder, display, resume=resume, overwrite=overwrite)
     peer.close()
 
 
@@ -56,12 +63,14 @@ def run_virtual(
     torch.set_num_threads(1)
     world = VirtualWorld(run.ranks, network=run.network, seed=run.seed, timeout_s=run.timeout_s)
     with SIGNALS.listening():
-        world.run(lambda: _train(run, join(), folder, resume, display))
+        world.run(lambda: _train(run, join(), folder, display, resume=resume))
 
 
-def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool, display: Display) -> None:
+def _train(
+    run: RunConfig, peer: Peer, folder: Path, display: Display, *, resume: bool, overwrite: bool = False
+) -> None:
     with exits_refused(run.task.name, f" on rank {peer.rank}" if peer.size > 1 else ""):
-        summary = train(run, peer, folder, resume=resume, display=display)
+        summary = train(run, peer, folder, resume=resume, overwrite=overwrite, display=display)
     if peer.rank == 0:
         title = f"{run.task.name}, {run.strategy.name or 'own strategy'}, {run.island.count(peer.size)}"
         write_summary(folder, summary)
@@ -91,13 +100,14 @@ def _main(arguments: Sequence[str]) -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--overwrite", action="store_true")
     parser.add_argument("--display", type=Display, default=Display.LINES)
     given = parser.parse_args(arguments)
     run = in_each_rank(partial(_load, given.config))
     if are_several():
         run = run_of_rank_0(join(None if run is None else run.transport), run, given.config)
     assert run is not None
-    run_rank(run, given.folder, resume=given.resume, display=given.display)
+    run_rank(run, given.folder, resume=given.resume, overwrite=given.overwrite, display=given.display)
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def _carry_out(
                 kept.enter_context(prepared(folder, run, describe_start(), resume, overwrite))
                 kept.callback(lambda: say_left_trace(folder) if status and run.trace else None)
 
-            status = _start(run, folder, resume, starter, options, ready)
+            status = _start(run, folder, resume, overwrite, starter, options, ready)
             if status == 0:
                 _refuse_incomplete(folder)
         if status == 0:
@@ -267,6 +267,7 @@ def _start(
     run: RunConfig,
     folder: Path,
     resume: bool,
+    overwrite: bool,
     starter: Starter | None,
     options: RunOptions,
     ready: Callable[[], None],
@@ -276,7 +277,7 @@ def _start(
     `ready` is called before a rank begins.
     """
     if starter is not None:
-        return _launch(run, folder, resume, starter, options, ready)
+        return _launch(run, folder, resume, overwrite, starter, options, ready)
     ready()
     if run.transport is TransportName.VIRTUAL:
         from hocket.cli.ranking import run_virtual
@@ -339,7 +340,7 @@ def _join(
         folder = Path(gather(peer, str(folder), what="naming the folder")[0])
         if peer.rank == 0:
             stack.enter_context(prepared(folder, run, start, resume, overwrite))
-        run_rank(run, folder, resume=resume, display=options.display)
+        run_rank(run, folder, resume=resume, overwrite=overwrite, display=options.display)
     if found.rank == 0:
         _show_results(folder, options)
     return 0
@@ -349,6 +350,7 @@ def _launch(
     run: RunConfig,
     folder: Path,
     resume: bool,
+    overwrite: bool,
     starter: Starter,
     options: RunOptions,
     ready: Callable[[], None],
@@ -357,7 +359,7 @@ def _launch(
     if options.display is Display.BAR:
         environment = {"COLUMNS": str(shutil.get_terminal_size().columns)}
     program = [*own_python(), "-m", "hocket.cli.ranking", str(folder / NEXT_CONFIG), str(folder)]
-    program += [f"--display={options.display}", *(["--resume"] if resume else [])]
+    program += [f"--display={options.display}", *["--resume"] * resume, *["--overwrite"] * overwrite]
     assert run.ranks is not None
     return launch_here(starter, run.ranks, program, lambda: _again(folder), environment, ready)
 

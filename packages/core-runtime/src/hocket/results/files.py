@@ -42,8 +42,9 @@ def files_of(loggers: Sequence[Logger], *, trace: bool, report: bool) -> list[st
     return [*OF_RUN, *([REPORT] if report else []), *traced, *of_loggers]
 
 
-#: The mark, in their names, of a replaced run's checkpoints while they are removed.
-_EARLIER = "replaced"
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of an earlier run from the folder of its results."""
+    keep_newest(folder / CHECKPOINTS, 0, "replaced")
 
 
 class Results:
@@ -119,7 +120,7 @@ class Results:
             if not foreign(folder, [name]):
                 (folder / name).unlink(missing_ok=True)
         if self._resumed_after is None and CHECKPOINTS in self._owned:
-            keep_newest(folder / CHECKPOINTS, 0, _EARLIER)
+            remove_checkpoints(folder)
         return config
 
     def _write_start(self, config: TreeView) -> None:

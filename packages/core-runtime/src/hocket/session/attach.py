@@ -6,21 +6,24 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hocket.errors import AttachError
+from hocket.errors import AttachError, CheckpointError
 from hocket.plain import TreeView
 from hocket.plugin import CORE
+from hocket.results import CHECKPOINTS
 from hocket.results.script import take_folder
 from hocket.segment.partition import unusual_strides
 from hocket.segment.shards import fsdp_modules, is_sharded
 from hocket.session.api import Attachment, MakeOptimizer, left_by
 from hocket.session.ddp import watch_ddp
 from hocket.session.engine import DataParallel, Engine
+from hocket.session.engine_session import EngineSession
 from hocket.session.island import find_island, mesh_of
 from hocket.session.island_refusals import check_gathered, check_island
 from hocket.session.ranks import agree
@@ -33,6 +36,7 @@ from hocket.session.refusals import (
     needs_closure,
     refuse_closure,
 )
+from hocket.session.save.save_folders import look_at
 from hocket.session.script_run import ScriptRequest, ScriptRun, is_script
 from hocket.session.session import Session
 from hocket.session.statistics import check_statistics, warn_of_unsynchronised
@@ -215,7 +219,20 @@ def attach(
     if request.folder is None and not is_script():
         return Session(attached)
     hosts = gather(peer, peer.memory.host_name, what="the names of the ranks' hosts")
-    return Session(attached, ScriptRun(attached, request.folder, hosts))
+    session = Session(attached, ScriptRun(attached, request.folder, hosts))
+    _look_at_checkpoints(attached, request.folder)
+    return session
+
+
+def _look_at_checkpoints(session: EngineSession, out: Path | None) -> None:
+    """Warn before training if checkpoints cannot be saved where a script's results go; collective."""
+    if out is None:
+        return
+    try:
+        look_at(session, out / CHECKPOINTS)
+    except CheckpointError as error:  # the script may save elsewhere, or never
+        if session.is_main:
+            _log.warning("session.save would fail there: %s", error)
 
 
 def _warnings(model: nn.Module, strategy: Strategy) -> Iterator[str]:

@@ -24,6 +24,7 @@ from hocket.session.island import Island
 from hocket.session.ranks import local_rank
 from hocket.session.save.again import counted_before, note_counted
 from hocket.session.save.beside_training import BesideTraining
+from hocket.session.save.save_folders import FoundFolder
 from hocket.session.step.looking_on import only_evaluates
 from hocket.session.step.optimizers import Optimizers
 from hocket.session.step.state import StepState
@@ -68,6 +69,7 @@ class EngineSession(ABC):
         saved: the newest checkpoint that was saved, on ranks that are the first with their folder.
         passed_over: the damaged checkpoints that the last load has passed over.
         leaders: for a folder of checkpoints, the first rank that has the same folder as each rank.
+        found_folders: the folders that were looked at before training, and not compared yet with the first step.
         windows: the ranks' agreement on the batches between two steps; None where an engine has its own.
         streamed: the samples that travel between ranks; None where none do.
         save_point: the save of ranks that are asked to end; None unless the user wants it.
@@ -100,6 +102,7 @@ class EngineSession(ABC):
         self.saved: Path | None = None
         self.passed_over: Sequence[Path] = ()
         self.leaders: dict[Path, Sequence[int]] = {}
+        self.found_folders: list[FoundFolder] = []
         self.windows: Windows | None = None
         self.streamed: StreamedSamples | None = None
         self.save_point: EndsOnRequest | None = None

@@ -25,8 +25,9 @@ from hocket.session.exchange.active import Counters
 from hocket.session.logs import open_logs
 from hocket.session.save.export import Export, Format, SavesPretrained, export_model
 from hocket.session.save.loading import Loading, Resumed
+from hocket.session.save.save_folders import look_at
 from hocket.session.save.save_point import SavePoint
-from hocket.session.save.saving import check_keep, look_at, save
+from hocket.session.save.saving import check_keep, save
 from hocket.session.save.stateful import Packed, load_state_of, state_of
 from hocket.session.script_run import ScriptRun
 
@@ -296,7 +297,8 @@ class Session:
 
         Raises:
             HocketError: it was called before.
-            CheckpointError: on all ranks: the folder cannot be written.
+            CheckpointError: on all ranks: the folder cannot be written, or another job saves there; before the first
+                step also where it holds checkpoints of later steps.
         """
         if self.inner.save_point is not None:
             raise HocketError(
@@ -370,12 +372,14 @@ class Session:
         Raises:
             CheckpointError: on all ranks: no complete checkpoint, a damaged one, or one of another strategy, model
                 or optimizer; names file, key, what was expected and what was found. A model that is refused is
-                left as it was.
+                left as it was. With `start` also a folder that cannot be written.
         """
         path = path_of(folder, "session.load")
         self.inner.require("session.load", training=True)
         self.inner.finish_save("session.load")
         resumed = Loading(self.inner, path, more).load(missing)
+        if missing == "start" and resumed.path != path:  # the folder of later saves
+            look_at(self.inner, path)
         if self._run is not None and resumed.step:
             self._run.resume_after(resumed.step)
         return resumed

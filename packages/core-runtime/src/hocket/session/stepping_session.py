@@ -18,6 +18,7 @@ from hocket.session.exchange.phases import Phases
 from hocket.session.refusals import refuse_closure
 from hocket.session.replica import Replica
 from hocket.session.save.replica_state import ReplicaState
+from hocket.session.save.save_folders import refuse_later
 from hocket.session.step.closures import SharedClosure
 from hocket.session.step.grad_scaler import found_inf, scaler_in_use, unscale, unscales_by
 from hocket.session.step.looking_on import Onlookers
@@ -192,6 +193,8 @@ class SteppingSession(EngineSession):
     def before_step(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
         refuse_within_backward(optimizer, f"rank {self.rank}, step {self.step}: ")
         self._open_batch("optimizer.step()")
+        if self.found_folders:  # in a loop without session.data
+            refuse_later(self)
         if optimizer not in self.optimizers.waiting:
             # A second step: the first ended without the other optimizers, and keeps what was exchanged since then.
             self._end_step()

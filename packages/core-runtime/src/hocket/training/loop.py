@@ -23,7 +23,7 @@ from hocket.disk import naming
 from hocket.errors import NonFiniteError
 from hocket.plain import Batch, Tree, TreeView
 from hocket.results import CHECKPOINTS, MODEL, TRACE_FILE, TRAIN_LOSS, VALID
-from hocket.results.files import Results
+from hocket.results.files import Results, remove_checkpoints
 from hocket.session.api import Loss
 from hocket.session.attach import attach
 from hocket.session.data.batch import num_samples, parts_of
@@ -31,6 +31,7 @@ from hocket.session.engine import ReplicaEngine
 from hocket.session.ranks import broadcast_model
 from hocket.session.save.export import write_whole
 from hocket.session.save.model_state import load_model, model_state
+from hocket.session.save.save_folders import take_over
 from hocket.session.session import Session
 from hocket.task import Task, TaskData
 from hocket.task.loading import loader
@@ -58,7 +59,13 @@ def steps_per_epoch(run: RunConfig, samples: int, shares: int) -> int:
 
 
 def train(
-    run: RunConfig, peer: Peer, out: Path, *, resume: bool = False, display: Display = Display.LINES
+    run: RunConfig,
+    peer: Peer,
+    out: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    display: Display = Display.LINES,
 ) -> dict[str, object]:
     """Train, and return the content of `summary.json`; collective.
 
@@ -68,10 +75,12 @@ def train(
         out: an existing folder, in which rank 0 writes `metrics.jsonl`, the consensus as `model.safetensors`, and
             `trace.json.gz` if it is asked for, and all ranks their checkpoints.
         resume: continue from the newest checkpoint in `out`.
+        overwrite: replace an earlier run's checkpoints on hosts that do not share rank 0's disk, too.
         display: how rank 0 shows the run's progress.
 
     Raises:
-        CheckpointError: `out` has no checkpoint to continue from, or one of another run.
+        CheckpointError: `out` has no checkpoint to continue from, or one of another run; or checkpoints cannot be saved
+            there.
     """
     task = build_task(run)
     data = task.data(run.seed)
@@ -115,7 +124,7 @@ def train(
         ) as session,
     ):
         summary = _Run(
-            run, task, data, loss, computing, device, session, results, out / CHECKPOINTS, resume, display
+            run, task, data, loss, computing, device, session, results, out, resume, overwrite, display
         ).train()
         with session.inner.consensus(), naming(out / MODEL):
             write_whole(out, model_state(model), None, is_main=peer.rank == 0)
@@ -166,8 +175,9 @@ class _Run:
         device: torch.device,
         session: Session,
         results: Results | None,
-        checkpoints: Path,
+        out: Path,
         resume: bool,
+        overwrite: bool,
         display: Display,
     ) -> None:
         self._run = run
@@ -178,7 +188,7 @@ class _Run:
         self._device = device
         self._session = session
         self._results = results
-        self._checkpoints = checkpoints
+        self._out, self._checkpoints = out, out / CHECKPOINTS
         self._display = display
         self._schedules = Schedules(run.schedulers, session.inner.optimizers.given)
         self._clip()
@@ -198,7 +208,9 @@ class _Run:
             session.print(
                 "the run has ended, and its results are made again; epochs=N or steps=N make it longer"
             )
-        session.save_on_signal(checkpoints, keep=run.checkpoint.keep, run=self)
+        session.save_on_signal(self._checkpoints, keep=run.checkpoint.keep, run=self)
+        # Rank 0's host was checked by the command, and its results replace an earlier run's checkpoints.
+        self._replaces = not resume and take_over(session.inner, overwrite=overwrite)
         self._observer = observer_for(display, session.step, self._steps) if session.is_main else None
 
     def train(self) -> dict[str, object]:
@@ -234,6 +246,10 @@ class _Run:
     def _begin_results(self) -> None:
         if self._results:
             self._results.begin()
+        elif self._replaces:
+            with naming(self._checkpoints):
+                remove_checkpoints(self._out)
+        self._replaces = False
 
     def _batches(self) -> Iterator[tuple[int, bool]]:
         """Train batch after batch; yield after each the epoch, from 1, and whether the epoch or run has ended."""

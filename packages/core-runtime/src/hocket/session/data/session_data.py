@@ -21,6 +21,7 @@ from hocket.plain import Batch
 from hocket.session.data.loader import END, Cursor, check_facts, fingerprint, length_of, warn_of_shares
 from hocket.session.data.reading import LoaderReading
 from hocket.session.engine_session import EngineSession
+from hocket.session.save.save_folders import refuse_later
 from hocket.session.step.looking_on import only_evaluates
 from hocket.transport.peer import gather
 from hocket.transport.request import Request
@@ -101,6 +102,8 @@ class SessionData:
     def _begin(self) -> Cursor:
         session = self._session
         evaluates = only_evaluates(session.model)
+        if not evaluates:
+            refuse_later(session)
         if self._streamed is not None and not (
             session.evaluates and self._streamed.is_of_another(self._loader)
         ):

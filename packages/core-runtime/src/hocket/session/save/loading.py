@@ -17,12 +17,12 @@ from hocket.checkpoint.fetching import fetch, needed
 from hocket.checkpoint.files import StateFile
 from hocket.checkpoint.manifest import Manifest, rank_file
 from hocket.checkpoint.means import mean_of_section, why_no_mean
-from hocket.checkpoint.shared import patiently
+from hocket.checkpoint.shared import leaders_of, patiently
 from hocket.errors import CheckpointError, DamagedError, MissingFileError, some
 from hocket.plain import Stateful
 from hocket.session.save.of_session import of_this_place, require_fit, require_run
 from hocket.session.save.replica_state import load_into
-from hocket.session.save.saving import look_at, versions
+from hocket.session.save.saving import versions
 from hocket.transport.peer import gather
 
 if TYPE_CHECKING:
@@ -152,10 +152,14 @@ class Loading:
             damage = "; ".join(of_ranks([why for why, _ in checked]))
             if not damage or not all(is_missing for why, is_missing in checked if why):
                 return damage
-            nowhere = fetch(peer, session.control, path, lambda: look_at(session, path.parent))
+            nowhere = fetch(peer, session.control, path, lambda: self._leaders(path.parent))
             if nowhere:
                 return nowhere
         return damage
+
+    def _leaders(self, folder: Path) -> Sequence[int]:
+        self._session.leaders[folder] = leaders_of(self._peer, folder)
+        return self._session.leaders[folder]
 
     def _check(self, path: Path, files: list[StateFile], stack: contextlib.ExitStack) -> None:
         """Open the files that this rank reads, and check them."""

@@ -73,7 +73,9 @@ def _begin(
     elif not blocking:
         session.beside_training = BesideTraining(peer)
     session.compare_replicas("session.save")
-    leaders = session.leaders[folder] if is_known else look_at(session, folder)
+    if not is_known:
+        session.leaders[folder] = leaders_of(peer, folder)
+    leaders = session.leaders[folder]
     with contextlib.ExitStack() as stack:  # locks that leaders hold meanwhile
 
         def begin() -> tuple[str, int]:
@@ -160,16 +162,6 @@ def _acts(
         yield clean_up
         name: str = names[0]
         return path.parent / name
-
-
-def look_at(session: EngineSession, folder: Path) -> Sequence[int]:
-    """Find out for each rank which is the first that has the same folder for checkpoints; collective.
-
-    Raises:
-        CheckpointError: on all ranks: one of them cannot write there.
-    """
-    session.leaders[folder] = leaders_of(session.peer, folder)
-    return session.leaders[folder]
 
 
 def _agree(session: EngineSession, folder: Path) -> tuple[str, bool]:
