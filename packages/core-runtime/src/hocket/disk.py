@@ -61,8 +61,7 @@ def locked(folder: Path, run: str, busy: str = BUSY) -> Iterator[bool]:
     descriptor, is_locked = _open_locked(path, busy)
     _locks.add(descriptor)
     try:
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"run {run}, process {os.getpid()} on {socket.gethostname()}".encode())
+        _write_holder(descriptor, run, path)
         yield is_locked
     finally:
         try:
@@ -70,6 +69,15 @@ def locked(folder: Path, run: str, busy: str = BUSY) -> Iterator[bool]:
         finally:
             _locks.discard(descriptor)
             os.close(descriptor)
+
+
+def _write_holder(descriptor: int, run: str, path: Path) -> None:
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"run {run}, process {os.getpid()} on {socket.gethostname()}".encode())
+    except OSError as error:
+        error.filename = str(path)  # which a full disk's error does not name
+        raise
 
 
 def _open_locked(path: Path, busy: str) -> tuple[int, bool]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training import Training, on_ranks
+from training import Training, model_of, on_ranks
 
 import hocket
 from hocket.checkpoint.folder import complete
@@ -77,6 +77,11 @@ def steps_until_refused(
     return found[0]
 
 
+def begin_anew(session: hocket.Session, folder: Path) -> None:
+    session.load(folder.parent.parent / "none", missing="start")
+    session.save_on_signal(folder)
+
+
 @pytest.mark.parametrize("own_disks", [False, True])
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_what_a_save_refuses_is_refused_before_the_first_step(
@@ -89,12 +94,7 @@ def test_what_a_save_refuses_is_refused_before_the_first_step(
         steps, said = steps_until_refused(folders, lambda *_: None)
         assert steps == 1
         assert said
-        for prepare in (
-            lambda session, folder: session.save_on_signal(folder),
-            lambda session, folder: (
-                session.load(folder / "none", missing="start") or session.save_on_signal(folder)
-            ),
-        ):
+        for prepare in (hocket.Session.save_on_signal, begin_anew):
             steps, said = steps_until_refused(folders, prepare)
             assert steps == 0
             assert re.search(expected, said)
@@ -116,17 +116,24 @@ def test_a_folder_to_begin_or_go_on_in_is_tried(
 
 def test_what_a_load_goes_on_from_or_passes_over_is_no_other_runs(tmp_path: Path) -> None:
     """Also where the folder was looked at before the load, and its newest checkpoint is damaged."""
-    with later(tmp_path):
-        pass
-    on_ranks(1, Training(("local",)), save=(tmp_path, [STEP + 1]), stop=STEP + 1)
-    [file] = (tmp_path / f"step-0000000{STEP + 1}").glob("rank-*")
+    on_ranks(2, Training(("local",)), save=(tmp_path, [STEP, STEP + 1]), stop=STEP + 1)
+    file = tmp_path / f"step-0000000{STEP + 1}" / "rank-0001.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
 
-    training = Training(("local",))
-    [result] = on_ranks(1, training, load=tmp_path, save=(tmp_path, [STEP + 2]), stop=STEP + 2)
-    assert result.resumed is not None
-    assert result.resumed.step == STEP
-    assert [path.name for path in complete(tmp_path)] == [f"step-0000000{STEP}", f"step-0000000{STEP + 2}"]
+    def run() -> int:
+        model = model_of()
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [4, 9], 0.5)
+        with hocket.attach(model, optimizer, "local") as session:
+            session.save_on_signal(tmp_path, scheduler=scheduler)
+            session.load(tmp_path, missing="start", scheduler=scheduler)
+            model(torch.ones(2, 5)).sum().backward()
+            optimizer.step()
+            session.save(tmp_path, scheduler=scheduler)
+            return session.step
+
+    assert hocket.virtual(2).run(run) == [STEP + 1] * 2
+    assert [path.name for path in complete(tmp_path)] == [f"step-0000000{STEP}", f"step-0000000{STEP + 1}"]
 
 
 def train_with_out(outs: Sequence[Path], *, loads: bool, with_data: bool = True) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -142,6 +143,7 @@ def test_files_of_two_runs(tmp_path: Path) -> None:
 def test_a_fork_holds_no_lock_of_its_parent(tmp_path: Path) -> None:
     """A loader's worker, begun during a save beside training, may outlive a process that is killed."""
     program = f"""
+import errno
 import os
 from pathlib import Path
 from hocket.disk import locked
@@ -155,3 +157,12 @@ with locked(Path({str(tmp_path)!r}), "a"):
     ended = subprocess.run([sys.executable, "-u", "-c", program], check=True, capture_output=True, text=True)
     assert ended.stdout.endswith("0\n")
     assert LOCK not in ended.stdout
+
+
+def test_a_disk_that_is_too_full_for_a_lock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("hocket.disk.os.write", full)
+    [said] = hocket.virtual(1).run(lambda: save(tmp_path, Told("A")))
+    assert said == f"{tmp_path / LOCK}: No space left on device"
