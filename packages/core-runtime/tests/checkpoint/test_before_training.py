@@ -64,7 +64,7 @@ def steps_until_refused(
         folder = folders[session.rank]
         try:
             prepare(session, folder)
-            for x in session.data([torch.ones(2, 4)]):
+            for x in session.data([torch.ones(2, 4)], same_batches=True):
                 model(x).sum().backward()
                 optimizer.step()
             session.save(folder)
@@ -150,7 +150,9 @@ def train_with_out(outs: Sequence[Path], *, loads: bool, with_data: bool = True)
         begun = session.step
         try:
             for _ in range(2):
-                for x in session.data([torch.ones(2, 4)]) if with_data else [torch.ones(2, 4)]:
+                for x in (
+                    session.data([torch.ones(2, 4)], same_batches=True) if with_data else [torch.ones(2, 4)]
+                ):
                     model(x).sum().backward()
                     optimizer.step()
             session.save(out / "checkpoints")
@@ -197,7 +199,7 @@ def test_a_script_may_save_elsewhere(tmp_path: Path, caplog: pytest.LogCaptureFi
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             rank = hocket.join().rank
             with hocket.attach(model, optimizer, "dpsgd", out=tmp_path / "ab"[rank]) as session:
-                for x in session.data([torch.ones(2, 4)]):
+                for x in session.data([torch.ones(2, 4)], same_batches=True):
                     model(x).sum().backward()
                     optimizer.step()
                 session.save(tmp_path / "elsewhere")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from training import Training, model_of
 from training import on_ranks as train_on_ranks
 
 import hocket
+from hocket import attach, virtual
 from hocket.session.save.saved_model import open_checkpoint
 
 Hocket = Callable[..., Any]
@@ -226,3 +228,35 @@ def test_mistakes_are_named(
         assert ended.status == 2, arguments
         assert message in ended.err.replace("\n", " "), ended.err
         assert not Path(out).exists()
+
+
+def test_a_run_without_a_model_is_told_where_one_may_be(run: Path, tmp_path: Path, hocket: Hocket) -> None:
+    """A script saves where it likes, and a run that was cut off may have saved nothing."""
+
+    def train() -> None:
+        model = nn.Linear(4, 2)
+        with attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "agd", out=tmp_path / "script"):
+            pass
+
+    virtual(2).run(train)
+    shutil.copytree(run, tmp_path / "cut", ignore=shutil.ignore_patterns("checkpoints", "model*", "summary*"))
+    of_script = f"{tmp_path / 'script'} is the run of a script: name the folder that the script gives session.save, or"
+    for arguments, message in (
+        (["script"], of_script),
+        (["script", "--format", "torch"], of_script),
+        (
+            ["cut"],
+            "With checkpoint.every=N a run leaves checkpoints; its model is in model.safetensors at its end",
+        ),
+    ):
+        ended = hocket("export", str(tmp_path / arguments[0]), "--out", str(tmp_path / "out"), *arguments[1:])
+        assert ended.status == 2
+        assert (
+            f"there is no complete checkpoint in {tmp_path / arguments[0] / 'checkpoints'}. {message}"
+            in ended.err
+        )
+    shutil.copytree(run / "checkpoints", tmp_path / "script" / "checkpoints")
+    ended = hocket("export", str(tmp_path / "script"), "--out", str(tmp_path / "out"))
+    assert ended.status == 0, ended.err
+    ended = hocket("export", str(tmp_path / "script"), "--out", str(tmp_path / "out"), "--format", "hf")
+    assert "is not a run's folder, or a script's: name a function that returns it, --model" in ended.err

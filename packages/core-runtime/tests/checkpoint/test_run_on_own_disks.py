@@ -246,7 +246,7 @@ def test_another_hosts_earlier_run_is_refused_before_training_or_replaced(hosts:
     earlier = [path.name for path in complete(b / OUT / "checkpoints")]
     new = ("run", "dpsgd", "steps=4", "checkpoint.every=3", "--out", OUT)
     statuses, said = ended(begin(hosts, *new))
-    assert statuses == [1, 1]
+    assert statuses == [2, 2]
     assert (
         f"{b / OUT / 'checkpoints'} on {socket.gethostname()} holds {earlier[-1]} of an earlier run: continue that "
         "with `hocket resume`, name another folder with --out, or replace it with --overwrite"
@@ -268,7 +268,7 @@ def test_another_hosts_checkpoints_with_others_files_are_not_replaced(hosts: tup
     kept = complete(b / OUT / "checkpoints")[0]
     (kept / "notes.txt").touch()
     statuses, said = ended(begin(hosts, "run", "dpsgd", "steps=4", "--out", OUT, "--overwrite"))
-    assert statuses == [1, 1]
+    assert statuses == [2, 2]
     assert (
         f"rank 1: {OUT}/checkpoints: {kept.name} holds files that Hocket did not write, or a damaged manifest, so it "
         "is not replaced: name another folder with --out, or move it away"

@@ -145,10 +145,17 @@ def try_to_write(peer: Peer, folder: Path) -> None:
         CheckpointError: on all ranks: it cannot be written on one of them; names folder and host.
     """
     probe, made = folder / f".hocket-{secrets.token_hex(8)}.unfinished", _absent(folder)
+
+    def act() -> None:
+        try:
+            _write(probe)
+        finally:
+            _remove(probe)
+
     try:
-        collectively(peer, lambda: _write(probe))
+        collectively(peer, act)
     finally:
-        _remove(probe, made)
+        _remove(probe, made)  # once no rank needs them any more
 
 
 def _absent(folder: Path) -> list[Path]:

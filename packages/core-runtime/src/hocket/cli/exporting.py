@@ -20,6 +20,8 @@ from hocket.disk import naming, write_durably
 from hocket.errors import UserError
 from hocket.plugin import CORE
 from hocket.results import CHECKPOINTS, CONFIG, MODEL, SUMMARY
+from hocket.results.kept_config import read_config
+from hocket.results.script import is_of_script
 from hocket.session.save.export import MOST_BYTES, write_pretrained
 from hocket.session.save.model_state import load_model, model_state
 from hocket.session.save.saved_model import SavedModel, open_checkpoint
@@ -91,8 +93,9 @@ def _source(folder: Path, *, needs_checkpoint: bool, replica: int | None) -> Ite
     checkpoints = folder / CHECKPOINTS if (folder / CONFIG).exists() else folder
     ended = (folder / SUMMARY).exists() and (folder / MODEL).exists()
     is_saved = (folder / MANIFEST).exists() or bool(complete(checkpoints))
-    if needs_checkpoint or (is_saved and not ended):
-        path = newest_first(checkpoints)[0]
+    is_run = (folder / CONFIG).exists()
+    if needs_checkpoint or (is_saved and not ended) or (is_run and not (folder / MODEL).exists()):
+        path = newest_first(checkpoints, _elsewhere(folder) if is_run else "")[0]
         with open_checkpoint(path, replica) as saved:
             step, ranks = saved.manifest.step, saved.manifest.ranks
             who = f"the consensus of {ranks} ranks" if replica is None else f"rank {replica}'s replica"
@@ -100,6 +103,13 @@ def _source(folder: Path, *, needs_checkpoint: bool, replica: int | None) -> Ite
         return
     with open_model(folder) as tensors:
         yield _Source(folder, "the model", tensors)
+
+
+def _elsewhere(folder: Path) -> str:
+    """Return the advice for a run's folder without a checkpoint."""
+    if not is_of_script(read_config(folder / CONFIG)):
+        return f"With checkpoint.every=N a run leaves checkpoints; its model is in {MODEL} at its end"
+    return f"{folder} is the run of a script: name the folder that the script gives session.save, or session.export"
 
 
 def _model(folder: Path, name: str | None) -> nn.Module:
@@ -111,15 +121,15 @@ def _model(folder: Path, name: str | None) -> nn.Module:
     if name is not None:
         found = load_user_object(name, "--model")
         model: Any = found if isinstance(found, nn.Module) else call_user_function(found, name, "--model")
-    elif (folder / CONFIG).exists():
+    elif (folder / CONFIG).exists() and not is_of_script(read_config(folder / CONFIG)):
         model, name = (
             build_task(load_run(str(folder / CONFIG))).model(),
             f"the model of the task in {folder / CONFIG}",
         )
     else:
         raise UserError(
-            f"--format hf needs the model, and {folder} is not a run's folder: name a function that returns it, "
-            "--model module:function"
+            f"--format hf needs the model, and {folder} is not a run's folder, or a script's: name a function that "
+            "returns it, --model module:function"
         )
     if not (isinstance(model, nn.Module) and hasattr(model, "save_pretrained")):
         raise UserError(
