@@ -216,6 +216,18 @@ def test_a_run_is_not_taken_for_an_export(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".", "", "..", "/"])
+def test_a_folder_of_exports_is_not_replaced(tmp_path: Path) -> None:
+    def use(session: hocket.Session) -> None:
+        session.export(tmp_path / "all", replica=True)
+        with pytest.raises(
+            CheckpointError, match=r"all holds exports \(replica-0000, replica-0001\): name a folder inside"
+        ):
+            session.export(tmp_path / "all")
+
+    on_ranks(2, lambda rank: trained(rank, "dpsgd", use))
+    assert len(list((tmp_path / "all").iterdir())) == 2
+
+
 def test_the_working_directory_is_not_replaced(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hocket.disk import LOCK, UNFINISHED, locked, sync_folder, write_text
-from hocket.errors import CheckpointError, UserError
+from hocket.errors import CheckpointError, UserError, some
 from hocket.own_files import NOTE, adopt, refuse_foreign
 from hocket.plain import TreeView
 
@@ -83,6 +83,11 @@ def _refuse_others(folder: Path) -> None:
         raise CheckpointError(
             f"{folder} holds other results of Hocket, not an export: name a folder for the export alone, such as "
             f"{folder / 'export'}"
+        )
+    exports = sorted({name.partition("/")[0] for name in names if name.endswith(f"/{ABOUT}")})
+    if exports:
+        raise CheckpointError(
+            f"{folder} holds exports ({some(exports)}): name a folder inside it, such as {folder / 'export'}"
         )
     try:
         refuse_foreign(folder, names)
