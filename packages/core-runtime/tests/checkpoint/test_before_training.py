@@ -144,22 +144,21 @@ def train_with_out(outs: Sequence[Path], *, loads: bool, with_data: bool = True)
         model = torch.nn.Linear(4, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         out = outs[hocket.join().rank]
-        session = hocket.attach(model, optimizer, "dpsgd", out=out)
-        if loads:
-            session.load(out / "checkpoints", missing="start")
-        begun = session.step
+        begun = -1
         try:
-            for _ in range(2):
-                for x in (
-                    session.data([torch.ones(2, 4)], same_batches=True) if with_data else [torch.ones(2, 4)]
-                ):
-                    model(x).sum().backward()
-                    optimizer.step()
-            session.save(out / "checkpoints")
+            with hocket.attach(model, optimizer, "dpsgd", out=out) as session:
+                if loads:
+                    session.load(out / "checkpoints", missing="start")
+                begun = session.step
+                for _ in range(2):
+                    batches = [torch.ones(2, 4)]
+                    for x in session.data(batches, same_batches=True) if with_data else batches:
+                        model(x).sum().backward()
+                        optimizer.step()
+                session.save(out / "checkpoints")
         except CheckpointError as error:
             assert session.step == begun
             return str(error)
-        session.close()
         (out / "summary.json").unlink(missing_ok=True)  # as if it was killed before its end
         return ""
 
