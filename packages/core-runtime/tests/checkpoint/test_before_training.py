@@ -114,6 +114,14 @@ def test_a_folder_to_begin_or_go_on_in_is_tried(
     assert re.search(SITUATIONS[situation].format(folders[1]), said)
 
 
+def test_a_save_of_its_own_that_is_under_way_is_no_other_jobs(tmp_path: Path) -> None:
+    def prepare(session: hocket.Session, folder: Path) -> None:
+        session.save(folder, blocking=False)
+        session.save_on_signal(folder)
+
+    assert steps_until_refused([tmp_path] * 2, prepare) == (1, "")
+
+
 def test_what_a_load_goes_on_from_or_passes_over_is_no_other_runs(tmp_path: Path) -> None:
     """Also where the folder was looked at before the load, and its newest checkpoint is damaged."""
     on_ranks(2, Training(("local",)), save=(tmp_path, [STEP, STEP + 1]), stop=STEP + 1)

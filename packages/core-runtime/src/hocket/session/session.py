@@ -309,6 +309,7 @@ class Session:
             save_all: Callable[[], Path | str] = folder
         else:
             path = path_of(folder, "session.save_on_signal")
+            self.inner.finish_save("session.save_on_signal")  # which holds the folder
             look_at(self.inner, path)
             save_all = partial(self.save, path, keep=keep, blocking=True, **more)
         self.inner.save_point = SavePoint(self.inner, partial(self._save_at_last, save_all))
