@@ -30,9 +30,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import hocket
 from hocket.errors import CheckpointError
+from hocket.launch.joining import launched, launched_rank
 from hocket.task import Digits, TaskData
 from hocket.training.startup import defer_dynamo
-from hocket.transport.joining import launched, launched_rank
 
 FOLDER_VARIABLE = "HOCKET_EVENT_JOB"
 STEPS = 24

@@ -29,10 +29,10 @@ from unittest.mock import patch
 
 import torch
 
-from hocket.transport import own_ranks
-from hocket.transport.forking import ForkedRank
-from hocket.transport.hosts import Host
-from hocket.transport.rank_process import end_with_parent
+from hocket.launch import own_ranks
+from hocket.launch.forking import ForkedRank
+from hocket.launch.hosts import Host
+from hocket.launch.rank_process import end_with_parent
 
 _LOADED = [
     "hocket.cli.main",
@@ -85,7 +85,7 @@ def _server() -> socket.socket:
     """Return the way to this process's own server, which ends with it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        process = subprocess.Popen([sys.executable, __file__], stdin=theirs)
+        process = subprocess.Popen([sys.executable, __file__], stdin=theirs.fileno())
     atexit.register(process.wait)
     atexit.register(ours.close)  # before
     return ours
@@ -122,7 +122,7 @@ def _begin(
     errors: int,
     descriptors: Sequence[int] = (),
 ) -> ForkedRank:
-    """Fork a rank of this host, which `hocket.transport.own_ranks` would start as a new process."""
+    """Fork a rank of this host, which `hocket.launch.own_ranks` would start as a new process."""
     pid = os.fork()
     if not pid:
         os.setpgid(0, 0)

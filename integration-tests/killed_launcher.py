@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from tempfile import gettempdir
 
+from hocket.launch.launching import launch
+from hocket.launch.mpiexec import find_mpiexec
 from hocket.transport.job_folder import job_folder, shared_job_folder
-from hocket.transport.launching import launch
-from hocket.transport.mpiexec import find_mpiexec
 
 
 def _main(ranks: int, *program: str) -> int:

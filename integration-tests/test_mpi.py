@@ -18,8 +18,8 @@ from matrix import accepted, is_repeatable, recipes, shorter_periods
 from trial import Run, Toy
 
 import hocket
+from hocket.launch.mpiexec import find_mpiexec
 from hocket.plan.plan import plan
-from hocket.transport.mpiexec import find_mpiexec
 from hocket.transport.network import NetworkModel
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]

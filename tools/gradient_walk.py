@@ -15,8 +15,8 @@ from torch import nn
 
 import hocket
 
-#: The calls of a socket that put a byte on the wire.
-WIRE = ("sendmsg", "send")
+#: The call that puts a byte on the wire: a socket's, or, between ranks of one host, a pipe's in shared memory.
+SEND = "sendmsg"
 
 
 class Walk:
@@ -38,7 +38,8 @@ class Walk:
             if not _is_ours(frame.f_back):  # another hook
                 self._calls.clear()
             self._calls.append((frame.f_code.co_filename.split("/src/")[1], frame.f_code.co_qualname))
-        elif event == "c_call" and self._calls and getattr(argument, "__name__", "") in WIRE:
+        called = {"call": frame.f_code.co_name, "c_call": getattr(argument, "__name__", "")}.get(event)
+        if self._calls and called == SEND:
             self.functions = list(self._calls)
 
     def __str__(self) -> str:

@@ -323,7 +323,7 @@ def _fork_child(self: Any, args: Any, executable: Any, preexec_fn: Any, *rest: A
     status = 1
     try:
         gc.freeze()  # else what the parent has opened would be closed once more, whatever has its number by then
-        weakref.finalize._registry.clear()  # type: ignore[attr-defined] (its parent's temporary folders)
+        vars(weakref.finalize)["_registry"].clear()  # its parent's temporary folders
         _forget_results()
         program = _become(request, descriptors)
         if preexec_fn is not None:
@@ -357,7 +357,7 @@ def _status_of(program: Callable[[], None]) -> int:
         return _code_of(end)
     except BaseException as error:
         try:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            sys.excepthook(*sys.exc_info())
         except SystemExit as end:  # Hocket's, where a rank says why
             return _code_of(end)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1

@@ -26,7 +26,7 @@ FLOORS = """
     configured disk pictures plugin quantities
     kernels own_files schedule
     transport
-    topology outer segment delays loggers trace checkpoint progress
+    launch topology outer segment delays loggers trace checkpoint progress
     compressor config messages results
     collective
     strategy

@@ -18,10 +18,10 @@ import torch
 
 from hocket.collective.allreduce import Allreduce, AllreduceAlgorithm
 from hocket.collective.api import Choices
+from hocket.launch.joining import join
 from hocket.progress import InlineProgress
 from hocket.segment.partition import Model, named_spans, partition
 from hocket.segment.segment import Segment, allocate
-from hocket.transport.joining import join
 from hocket.transport.peer import Peer, gather
 from hocket.transport.virtual import VirtualWorld
 

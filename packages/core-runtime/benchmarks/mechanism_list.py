@@ -133,7 +133,7 @@ MECHANISMS = [
     ),
     Mechanism(
         "freed memory kept, in large pages",
-        "core-runtime/src/hocket/transport/rank_process.py",
+        "core-runtime/src/hocket/launch/rank_process.py",
         replacements.glibcs_allocator,
         (Case(("sgd",), WIDE),),
         apart=True,

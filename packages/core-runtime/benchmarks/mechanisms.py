@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any
 
 from mechanism_list import MECHANISMS, Case, Mechanism, Model, Where
 
-from hocket.transport.launching import launch
-from hocket.transport.mpiexec import find_mpiexec
+from hocket.launch.launching import launch
+from hocket.launch.mpiexec import find_mpiexec
+from hocket.launch.rank_process import ALLOCATOR
 from hocket.transport.peer import gather
-from hocket.transport.rank_process import ALLOCATOR
 
 if TYPE_CHECKING:
     from torch import nn

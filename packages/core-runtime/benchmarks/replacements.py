@@ -284,7 +284,7 @@ def _advance_by_passes(
 
 def glibcs_allocator() -> Replacement:
     """What glibc does with freed memory unless it is told."""
-    from hocket.transport import rank_process
+    from hocket.launch import rank_process
 
     return replaced(rank_process, ALLOCATOR={})
 

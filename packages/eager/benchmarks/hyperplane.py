@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.delays import RandomSubset
-from hocket.transport.launching import launch
-from hocket.transport.mpiexec import find_mpiexec
+from hocket.launch.launching import launch
+from hocket.launch.mpiexec import find_mpiexec
 from hocket.transport.peer import gather
 
 if TYPE_CHECKING:

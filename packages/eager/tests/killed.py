@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from hocket.errors import PeerLostError
+from hocket.launch.launching import launch
+from hocket.launch.mpiexec import find_mpiexec
 from hocket.progress import ThreadProgress
 from hocket.transport import mpi
 from hocket.transport.job_notes import note_pid
-from hocket.transport.launching import launch
-from hocket.transport.mpiexec import find_mpiexec
 from hocket.transport.reduction import TreeSum
 from hocket_eager import PartialAllreduce
 from hocket_eager.send_buffer import SendBuffer

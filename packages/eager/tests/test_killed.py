@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from killed import ROUND, VICTIM
 
-from hocket.transport.mpiexec import find_mpiexec
+from hocket.launch.mpiexec import find_mpiexec
 
 pytestmark = [
     pytest.mark.mpi,

@@ -28,10 +28,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import cross_entropy
 
 import hocket
+from hocket.launch import join
+from hocket.launch.launching import launch
+from hocket.launch.mpiexec import find_mpiexec
 from hocket.session.api import Loss
-from hocket.transport import join
-from hocket.transport.launching import launch
-from hocket.transport.mpiexec import find_mpiexec
 from hocket.transport.peer import Peer, gather
 from hocket_eapipe import Balance, Pipeline
 from hocket_eapipe.memory import TensorBytes

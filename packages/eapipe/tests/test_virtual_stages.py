@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import hocket
+from hocket.launch import join
 from hocket.plugin import default_registry
 from hocket.testing.job import Job
-from hocket.transport import join
 from hocket_eapipe import Pipeline, Policy
 
 POLICIES = ["naive", "stashing", "vertical_sync", "spectrain", "elastic", "flush"]

@@ -18,11 +18,11 @@ from hocket.cli.planning import plan_command
 from hocket.cli.planning_several import plan_several
 from hocket.compressor.ddp import ddp_comm_hook
 from hocket.errors import CompositionError
+from hocket.launch.hosts import parse_hosts
 from hocket.plan.plan import plan
 from hocket.plugin import default_registry
 from hocket.testing.account import Move, check_account, for_any_loop
 from hocket.testing.memory import held_bytes
-from hocket.transport.hosts import parse_hosts
 from hocket.transport.network import NetworkModel
 from hocket_powersgd import PowerSGD
 

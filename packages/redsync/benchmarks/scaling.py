@@ -26,11 +26,11 @@ import torch
 from hocket.collective.allreduce import Allreduce, AllreduceAlgorithm
 from hocket.collective.api import Choices, Collective
 from hocket.collective.sparse import SparseAlgorithm, SparseAllreduce
+from hocket.launch.joining import join
 from hocket.progress import InlineProgress
 from hocket.segment.partition import Model, named_spans, partition
 from hocket.segment.segment import Segment, allocate
 from hocket.segment.shape import SegmentShape
-from hocket.transport.joining import join
 from hocket.transport.network import Cost, NetworkModel
 from hocket.transport.peer import gather
 from hocket.transport.virtual import VirtualWorld

@@ -143,7 +143,7 @@ def asked_to_end(peer: Peer, folder: str) -> dict[str, Any]:
     """Return the weights of a whole run, how one ended that was asked to, and the weights after it went on."""
 
     def made(name: str) -> Any:
-        given = {"save_strategy": "steps", "save_steps": 100, "num_train_epochs": 2}
+        given: dict[str, Any] = {"save_strategy": "steps", "save_steps": 100, "num_train_epochs": 2}
         own = {"blocking_saves": False}
         return trainer(Path(folder, name), Texts(44), ["diloco", "parameters.0.every=3"], own=own, **given)
 

@@ -24,6 +24,7 @@ from hocket.last_resort import LastResort
 
 if TYPE_CHECKING:
     from hocket.compressor.ddp import ddp_comm_hook
+    from hocket.launch import join
     from hocket.session.attach import attach
     from hocket.session.session import Session
     from hocket.strategy import Strategy
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from hocket.strategy.in_python import exchange as Exchange
     from hocket.task.loading import loader
     from hocket.trace import Observer, Trace
-    from hocket.transport import join
     from hocket.transport.virtual import VirtualWorld as virtual  # noqa: N813
 
 __version__ = version("hocket-core")
@@ -67,7 +67,7 @@ _HOMES = {
     "compose": ("hocket.strategy", "compose"),
     "ddp_comm_hook": ("hocket.compressor.ddp", "ddp_comm_hook"),
     "loader": ("hocket.task.loading", "loader"),
-    "join": ("hocket.transport", "join"),
+    "join": ("hocket.launch", "join"),
     "virtual": ("hocket.transport.virtual", "VirtualWorld"),
 }
 
@@ -80,7 +80,7 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
     from hocket.errors import HocketError
 
     if isinstance(error, HocketError):
-        from hocket.transport.last_word import say_why
+        from hocket.launch.last_word import say_why
 
         say_why(error)
     _show_uncaught(kind, error, trace)

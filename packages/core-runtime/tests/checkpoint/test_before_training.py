@@ -45,7 +45,7 @@ def busy(folder: Path) -> Iterator[None]:
         yield
 
 
-SITUATIONS = {
+SITUATIONS: dict[Callable[[Path], AbstractContextManager[None]], str] = {
     later: rf"{{}} on {HOST} holds step-0000000{STEP}, which is later than step 0, at which training begins: continue ",
     unwritable: rf"{{}} on {HOST} cannot be written: File exists: name another folder",
     busy: r"another job is saving into {} \(run other, ",

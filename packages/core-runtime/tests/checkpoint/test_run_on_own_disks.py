@@ -200,7 +200,7 @@ SSH = """
 import os, shlex, sys
 *_, host, command = sys.argv
 words = shlex.split(command)
-place = words.index("hocket.transport.far_rank") + 1
+place = words.index("hocket.launch.far_rank") + 1
 words[place] = os.path.join(os.path.dirname(words[place]), host)
 os.execvp(words[0], words)
 """

@@ -22,9 +22,9 @@ from hocket.cli.doctor_packages import both_mpis, plugins
 from hocket.cli.finding import Finding, Verdict
 from hocket.errors import UserError
 from hocket.installing import how_to_install
+from hocket.launch.mpiexec import Mpiexec
 from hocket.plugin import Registry
 from hocket.transport.host import memory
-from hocket.transport.mpiexec import Mpiexec
 from hocket.transport.single import SinglePeer
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI root@x Distribution, ident: 5.0.11"

@@ -15,8 +15,8 @@ from hocket.cli import wanted_ranks
 from hocket.cli.main import main
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.errors import UserError
-from hocket.transport.mpiexec import Mpiexec
-from hocket.transport.own_ranks import OwnRanks
+from hocket.launch.mpiexec import Mpiexec
+from hocket.launch.own_ranks import OwnRanks
 
 MPIEXEC = Mpiexec("/mpiexec", "openmpi", "mpiexec (Open MPI) 5.0.11")
 MPICH = Mpiexec("/mpiexec", "mpich", "MPICH 5.0.2")

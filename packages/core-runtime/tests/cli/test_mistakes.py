@@ -12,7 +12,7 @@ import pytest
 
 from hocket.cli.main import main
 from hocket.installing import how_to_install
-from hocket.transport.mpiexec import find_mpiexec
+from hocket.launch.mpiexec import find_mpiexec
 
 HOCKET = [sys.executable, "-c", "from hocket.cli.main import main; main()"]
 HOCKET_SCRIPT = Path(sys.executable).with_name("hocket")

@@ -22,6 +22,7 @@ from hocket.cli.planning import plan_command
 from hocket.cli.planning_several import plan_several
 from hocket.collective.gossip import GossipChannel
 from hocket.errors import CompositionError, ConfigError, UserError
+from hocket.launch.hosts import parse_hosts
 from hocket.plan.layout import buffer_bytes
 from hocket.plan.plan import plan
 from hocket.plugin import CORE, default_registry
@@ -31,7 +32,6 @@ from hocket.task.models import build
 from hocket.testing.memory import covered_bytes
 from hocket.testing.session import inner_of
 from hocket.training.run import load_run
-from hocket.transport.hosts import parse_hosts
 from hocket.transport.network import NetworkModel
 
 RECIPES = [recipe.name for recipe in default_registry().recipes() if recipe.plugin == CORE]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.transport.rank_process import own_python
+from hocket.launch.rank_process import own_python
 
 # Far more than a pipe or a buffer holds, and then what shows that the program has come to its end.
 PROGRAM = """

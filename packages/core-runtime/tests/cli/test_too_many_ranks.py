@@ -8,8 +8,8 @@ import pytest
 
 from hocket.cli.main import cli
 from hocket.errors import UserError
-from hocket.transport import rank_process
-from hocket.transport.rank_process import check_memory
+from hocket.launch import rank_process
+from hocket.launch.rank_process import check_memory
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from hocket.arrays import Array
 from hocket.collective.api import Channel, Choices
 from hocket.collective.sparse import SparseAlgorithm, SparseAllreduce
 from hocket.compressor import Compressor, ErrorFeedback, OptimizerTerms, TopK
+from hocket.launch.joining import join
 from hocket.progress import InlineProgress
 from hocket.segment.segment import Segment
 from hocket.testing.compressor import make_segment
-from hocket.transport.joining import join
 from hocket.transport.peer import Peer
 from hocket.transport.virtual import VirtualWorld
 

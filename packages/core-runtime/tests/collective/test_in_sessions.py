@@ -13,11 +13,11 @@ import hocket
 from hocket.collective.allreduce import Allreduce, AllreduceAlgorithm
 from hocket.collective.api import Choices
 from hocket.errors import CompositionError
+from hocket.launch.joining import join
 from hocket.progress import InlineProgress
 from hocket.segment.partition import Model, named_spans, partition
 from hocket.segment.segment import Segment
 from hocket.testing.collective.rounds import Case, Shape, exchange_rounds
-from hocket.transport.joining import join
 from hocket.transport.network import NetworkModel
 from hocket.transport.virtual import VirtualWorld
 

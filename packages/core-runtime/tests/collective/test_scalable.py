@@ -25,10 +25,10 @@ from hocket.collective.scalable import Regions
 from hocket.collective.sparse import Mean, SparseAlgorithm, SparseAllreduce
 from hocket.compressor import ErrorFeedback, MomentumCorrection, TopK
 from hocket.errors import CompositionError
+from hocket.launch.joining import join
 from hocket.progress import InlineProgress
 from hocket.testing.compressor import make_segment
 from hocket.testing.job import Job
-from hocket.transport.joining import join
 from hocket.transport.network import NetworkModel
 from hocket.transport.virtual import VirtualWorld
 

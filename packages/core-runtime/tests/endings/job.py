@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import gettempdir
 
+from hocket.launch.launching import launch
+from hocket.launch.mpiexec import find_mpiexec
+from hocket.launch.own_ranks import OwnRanks
 from hocket.transport.job_folder import job_folder, shared_job_folder
-from hocket.transport.launching import launch
-from hocket.transport.mpiexec import find_mpiexec
-from hocket.transport.own_ranks import OwnRanks
 
 if __name__ == "__main__":
     transport, ranks, folder, *program = sys.argv[1:]

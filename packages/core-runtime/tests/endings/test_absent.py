@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.transport import absent
+from hocket.launch import absent
 from hocket.transport.launchers import Launched
 
 # Without it the others wait for 300 s, or for ever.

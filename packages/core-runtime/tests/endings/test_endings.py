@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hocket.transport.mpiexec import find_mpiexec
+from hocket.launch.mpiexec import find_mpiexec
 
 if TYPE_CHECKING:
     from conftest import Ended, Job, Start

@@ -21,8 +21,8 @@ import hocket
 from hocket.checkpoint.folder import newest_first
 from hocket.checkpoint.manifest import Manifest
 from hocket.cli.main import main
+from hocket.launch.mpiexec import find_mpiexec
 from hocket.transport.job_notes import PID_FOLDER_VARIABLE
-from hocket.transport.mpiexec import find_mpiexec
 
 if TYPE_CHECKING:
     from conftest import Job, Start

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hocket.launch.mpiexec import find_mpiexec
 from hocket.transport.job_notes import PID_FOLDER_VARIABLE
-from hocket.transport.mpiexec import find_mpiexec
 
 if TYPE_CHECKING:
     from conftest import Job, Start
@@ -31,7 +31,7 @@ NUM_STEPS = 100_000
 TASK = """
 from dataclasses import dataclass
 from hocket.task import Digits
-from hocket.transport import join
+from hocket.launch import join
 
 calls = 0
 

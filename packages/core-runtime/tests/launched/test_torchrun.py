@@ -55,7 +55,7 @@ TASK = """
 import os, signal
 from dataclasses import dataclass
 from hocket.task import Digits
-from hocket.transport import join
+from hocket.launch import join
 
 calls = 0
 

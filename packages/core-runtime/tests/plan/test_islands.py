@@ -12,9 +12,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 import hocket
 from hocket.cli.planned import planned_run, situation_of
 from hocket.errors import UserError
+from hocket.launch.hosts import parse_hosts
 from hocket.plan.plan import plan
 from hocket.task.digits import Digits
-from hocket.transport.hosts import parse_hosts
 from hocket.transport.network import NetworkModel
 
 ISLAND = 4

@@ -9,9 +9,9 @@ import pytest
 from bodies import ENGINES, CalledSum
 
 from hocket.errors import DeadlockError, ExchangeTimeoutError, TransportError
+from hocket.launch.joining import join
 from hocket.progress import Execution, ProgressEngine, ThreadProgress
 from hocket.schedule import Compute, NoOp, Receive, Schedule, recursive_doubling_allreduce
-from hocket.transport.joining import join
 from hocket.transport.peer import Peer
 from hocket.transport.single import SinglePeer
 from hocket.transport.virtual import VirtualWorld

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from bodies import ALLREDUCES, ENGINES
 
-from hocket.transport.mpiexec import find_mpiexec
+from hocket.launch.mpiexec import find_mpiexec
 
 pytestmark = [
     pytest.mark.mpi,

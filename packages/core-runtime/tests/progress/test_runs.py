@@ -10,6 +10,7 @@ from bodies import ALLREDUCES, ENGINES, CalledSum, allreduce_rounds, broadcast_r
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.launch.joining import join
 from hocket.progress import Execution, InlineProgress, ThreadProgress
 from hocket.schedule import (
     Compute,
@@ -22,7 +23,6 @@ from hocket.schedule import (
     Send,
     recursive_doubling_allreduce,
 )
-from hocket.transport.joining import join
 from hocket.transport.network import (
     NetworkModel,
 )

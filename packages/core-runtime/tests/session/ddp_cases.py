@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hocket
-from hocket.transport.forking import in_each_rank
+from hocket.launch.forking import in_each_rank
 from hocket.transport.peer import gather
 
 RANKS = 4

@@ -10,9 +10,9 @@ from typing import Any
 import ddp_cases
 import pytest
 
-from hocket.transport.launching import launch
-from hocket.transport.mpiexec import find_mpiexec
-from hocket.transport.own_ranks import OwnRanks
+from hocket.launch.launching import launch
+from hocket.launch.mpiexec import find_mpiexec
+from hocket.launch.own_ranks import OwnRanks
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -20,7 +20,7 @@ from toys import Batch, batches, flat, mlp, on_ranks, reference, sgd
 
 import hocket
 from hocket.errors import ExchangeTimeoutError, PeerLostError, UserError
-from hocket.transport.mpiexec import find_mpiexec
+from hocket.launch.mpiexec import find_mpiexec
 
 
 def steps(session: Any, data: Any) -> int:

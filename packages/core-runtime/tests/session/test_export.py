@@ -215,7 +215,6 @@ def test_a_run_is_not_taken_for_an_export(tmp_path: Path) -> None:
     assert (tmp_path / "run/metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize("name", [".", "", "..", "/"])
 def test_a_folder_of_exports_is_not_replaced(tmp_path: Path) -> None:
     def use(session: hocket.Session) -> None:
         session.export(tmp_path / "all", replica=True)
@@ -228,6 +227,7 @@ def test_a_folder_of_exports_is_not_replaced(tmp_path: Path) -> None:
     assert len(list((tmp_path / "all").iterdir())) == 2
 
 
+@pytest.mark.parametrize("name", [".", "", "..", "/"])
 def test_the_working_directory_is_not_replaced(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

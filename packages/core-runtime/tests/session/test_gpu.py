@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hocket.transport.launching import launch
-from hocket.transport.own_ranks import OwnRanks
+from hocket.launch.launching import launch
+from hocket.launch.own_ranks import OwnRanks
 
 RANK = Path(__file__).parent / "gpu_rank.py"
 STRATEGIES = ("sgd", "agd", "dpsgd", "overlap_sgp", "periodic_average,parameters.0.every=2")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from torch.utils import backend_registration
 
-from hocket.transport.launching import launch
-from hocket.transport.own_ranks import OwnRanks
+from hocket.launch.launching import launch
+from hocket.launch.own_ranks import OwnRanks
 
 if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
     pytest.skip("this torch knows no device that is written in Python", allow_module_level=True)

@@ -21,7 +21,7 @@ OUTER = {"recipe": "periodic_average", "parameters.0.outer": {"name": "sgd", "lr
 _ODD = torch.tensor([0.1, 1 / 3, 5e-39, 3e38])
 
 
-class Beside(nn.Module):
+class UntrainedTensors(nn.Module):
     """A layer, a frozen teacher, and buffers of several kinds."""
 
     def __init__(self) -> None:
@@ -42,9 +42,9 @@ class Beside(nn.Module):
         return y
 
 
-def differing(rank: int) -> Beside:
+def differing(rank: int) -> UntrainedTensors:
     """Return what a rank's model holds after a while."""
-    model = Beside()
+    model = UntrainedTensors()
     model.get_buffer("vector").copy_(nn.functional.one_hot(torch.tensor(rank), 4))
     model.get_buffer("queue").fill_(rank)
     model.get_buffer("place").fill_(10 * rank)
@@ -61,7 +61,7 @@ def consensus(
     rank: int, strategy: str = "dpsgd", **attach: Any
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the model within a consensus, and after it."""
-    model, now = Beside(), differing(rank)
+    model, now = UntrainedTensors(), differing(rank)
     optimizer = torch.optim.SGD([*model.student.parameters(), *model.norm.parameters()], lr=0.1)
     with hocket.attach(model, optimizer, strategy, **attach) as session:
         model.cache = now.get_buffer("cache").clone()
@@ -148,7 +148,7 @@ def test_spectral_norms_keep_unit_vectors() -> None:
 
 def test_equal_values_stay_to_the_bit_in_a_mean_of_statistics() -> None:
     def train(rank: int) -> tuple[Tensor, float]:
-        model = Beside()
+        model = UntrainedTensors()
         optimizer = torch.optim.SGD([*model.student.parameters(), *model.norm.parameters()], lr=0.1)
         strategy = hocket.compose("periodic_average", "parameters.0.every=1", "parameters.0.buffers=mean")
         with hocket.attach(model, optimizer, strategy, statistics=["odd"]) as session:
@@ -180,7 +180,7 @@ def test_statistics_that_nothing_synchronises_are_warned_of(
     [(["vektor"], r"'vektor' matches none.*: vector, queue"), ("vector", "a list of names")],
 )
 def test_names_of_no_statistic_are_refused(given: Any, told: str) -> None:
-    model = Beside()
+    model = UntrainedTensors()
     optimizer = torch.optim.SGD(model.student.parameters(), lr=0.1)
     with pytest.raises(AttachError, match=told):
         hocket.attach(model, optimizer, "sgd", peer=None, statistics=given)

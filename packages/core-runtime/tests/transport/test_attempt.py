@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hocket.errors import UserError
-from hocket.transport import joining
+from hocket.launch import joining
 from hocket.transport.meeting import Rendezvous, attempt
 from hocket.transport.meeting.attempt import Member, join_attempt
 from hocket.transport.meeting.store import StoreRanks, serve_store

@@ -13,7 +13,7 @@ import pytest
 from host_cases import BIG, contribution, in_place
 
 import hocket
-from hocket.transport.mpiexec import find_mpiexec
+from hocket.launch.mpiexec import find_mpiexec
 from hocket.transport.single import SinglePeer
 
 pytestmark = pytest.mark.mpi

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import UserError
-from hocket.transport.island_jobs import find_in_islands, refuse_without_ranks
+from hocket.launch.island_jobs import find_in_islands, refuse_without_ranks
 from hocket.transport.launchers import Launched, find_launched, looks_launched
 from hocket.transport.meeting import Rendezvous
 

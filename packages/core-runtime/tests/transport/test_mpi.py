@@ -13,8 +13,8 @@ from control_cases import drop_and_wait, form_groups_often, leave_early, open_ma
 from in_jobs import ConformanceInJobs
 from piece_cases import by_rings, in_small_pieces
 
+from hocket.launch.mpiexec import find_mpiexec
 from hocket.testing.job import Job
-from hocket.transport.mpiexec import find_mpiexec
 
 HERE = Path(__file__).parent
 

@@ -10,8 +10,8 @@ import torch
 
 import hocket
 from hocket.arrays import Array
+from hocket.launch.joining import join
 from hocket.testing.transport import TransportConformance
-from hocket.transport.joining import join
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from hocket.errors import TransportError
-from hocket.transport.joining import join
+from hocket.launch.joining import join
 from hocket.transport.pending import Progress
 from hocket.transport.virtual import VirtualWorld
 from hocket.transport.wrapper import WrapperPeer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hocket.errors import ExchangeTimeoutError
-from hocket.transport.joining import join
+from hocket.launch.joining import join
 from hocket.transport.request import Finished, FunctionRequest, Request
 from hocket.transport.single import SinglePeer
 from hocket.transport.virtual import VirtualWorld

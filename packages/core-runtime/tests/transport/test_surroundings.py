@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hocket.transport import launching
-from hocket.transport.mpi_there import why_no_mpi4py
-from hocket.transport.rank_process import home, variables_of_ranks
+from hocket.launch import launching
+from hocket.launch.mpi_there import why_no_mpi4py
+from hocket.launch.rank_process import home, variables_of_ranks
 
 
 def test_ranks_have_a_home_where_the_environment_has_none(
@@ -42,7 +42,7 @@ def in_a_process(code: str, cwd: Path, files: tuple[int, int] | None = None) -> 
 
 def test_a_small_limit_of_files_is_raised_as_far_as_the_system_lets_it(tmp_path: Path) -> None:
     code = (
-        "from hocket.transport.rank_process import allow_files\n"
+        "from hocket.launch.rank_process import allow_files\n"
         "from hocket.errors import UserError\n"
         "try: allow_files(4)\n"
         "except UserError as error: sys.exit(str(error))\n"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from hocket.launch.joining import join
 from hocket.testing.transport import TransportConformance
-from hocket.transport.joining import join
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import FunctionRequest, Request

@@ -9,6 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +26,20 @@ _log = logging.getLogger("hocket")
 LATE_S = 5.0
 _LOOK_AT_FILES_EVERY_S = 0.1
 _PROBE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class FoundFolder:
+    """A folder of checkpoints, as the ranks have found it before training.
+
+    Attributes:
+        path: its path on this rank.
+        newest: for each rank that is the first with its folder, the place in words, and the name of the newest complete
+            checkpoint; empty for none.
+    """
+
+    path: Path
+    newest: Sequence[tuple[str, str]]
 
 
 def patiently(act: Callable[[], T]) -> T:
@@ -164,7 +179,7 @@ def _absent(folder: Path) -> list[Path]:
 
 
 def _write(probe: Path) -> str:
-    """Write a file for the others to see, of a size that a full disk does not take; return its name."""
+    """Write a file for the others to see, which a full disk does not take; return its name."""
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(bytes(_PROBE_BYTES))

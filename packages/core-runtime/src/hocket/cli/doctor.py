@@ -23,10 +23,10 @@ from hocket.cli.doctor_packages import both_mpis, gpu, numba_cache, plugins, tor
 from hocket.cli.finding import Finding, Verdict
 from hocket.errors import UserError
 from hocket.installing import how_to_install
+from hocket.launch.joining import join, launched_rank
+from hocket.launch.mpiexec import Mpiexec, find_mpiexec
+from hocket.launch.rank_process import home, host_memory
 from hocket.transport.job_folder import SEGMENTS_VARIABLE, shared_job_folder
-from hocket.transport.joining import join, launched_rank
-from hocket.transport.mpiexec import Mpiexec, find_mpiexec
-from hocket.transport.rank_process import home, host_memory
 
 _INSTALL_MPI = how_to_install("hocket-core", "mpi")
 _QUERY_TIMEOUT_S = 30.0

@@ -13,10 +13,10 @@ from hocket.cli.comparing import require_plotly, write_report
 from hocket.cli.printing import say_results
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.errors import UserError
+from hocket.launch.joining import launched
 from hocket.results import SUMMARY
 from hocket.results.provenance import describe_start
 from hocket.results.script import OUT, START, TRACE, check_folder
-from hocket.transport.joining import launched
 
 _AGAIN = (
     "run the same command again; a script goes on from its last checkpoint if it loads one: with "

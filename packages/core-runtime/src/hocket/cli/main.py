@@ -203,7 +203,7 @@ def plan(
     """
     from hocket.cli.planning import plan_command
     from hocket.cli.planning_several import plan_several
-    from hocket.transport.hosts import parse_hosts
+    from hocket.launch.hosts import parse_hosts
 
     # A file's name may have an = in it, and so have the overrides behind a recipe: `diloco parameters.0.every=20`.
     targets = [word for word in words if os.path.isfile(word) or not re.match(r"[^\s=]*\s*=", word)]

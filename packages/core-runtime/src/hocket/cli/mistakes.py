@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from hocket.errors import HocketError, UserError, reason
-from hocket.transport.joining import has_joined, speaks_first
+from hocket.launch.joining import has_joined, speaks_first
 
 # Open MPI's mpiexec ends the others within 0.2 s of the first exit with an error.
 _RANK_0_REPORTS_S = 2.0

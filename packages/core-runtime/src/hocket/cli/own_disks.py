@@ -18,13 +18,13 @@ from hocket.checkpoint.folder import complete
 from hocket.cli.folders import load_resumed
 from hocket.disk import write_text
 from hocket.errors import UserError
+from hocket.launch.joining import join, launched
 from hocket.own_files import adopt, claim, remember, remembered
 from hocket.plain import Tree
 from hocket.results import CHECKPOINTS, CONFIG, METRICS, STARTS
 from hocket.results.kept_config import read_config
 from hocket.results.provenance import starts_in
 from hocket.training.run import RunConfig, load_run, resolved
-from hocket.transport.joining import join, launched
 from hocket.transport.peer import Peer, gather
 
 #: The files that come to rank 0's host, in the order in which they are written: whether all came is told by the last.

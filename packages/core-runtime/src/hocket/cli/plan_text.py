@@ -11,13 +11,12 @@ import numpy as np
 from hocket.cli.network_options import GivenModel
 from hocket.collective.api import Ends
 from hocket.config.component import component_name, telling_fields
-from hocket.config.settings import IslandSettings
+from hocket.config.settings import IslandSettings, RunSettings
 from hocket.plain import TreeView
 from hocket.plan.links import WITHIN_A_HOST
 from hocket.quantities import format_bytes, format_seconds
 from hocket.strategy.exchange import Buffers
 from hocket.strategy.scope import Placement
-from hocket.training.run import RunConfig
 
 if TYPE_CHECKING:
     from hocket.delays import Delays
@@ -40,7 +39,7 @@ ASSUMED_OVERLAP = (
 _STEPS_LOOKED_AT = 1000
 
 
-def ranks_of(run: RunConfig, placement: Placement) -> str:
+def ranks_of(run: RunSettings, placement: Placement) -> str:
     """Return the numbers of ranks, hosts and islands as text."""
     assert run.ranks is not None
     hosts = len(set(placement.hosts))
@@ -56,14 +55,14 @@ def islands_of(island: IslandSettings) -> str:
     )
 
 
-def size_of(run: RunConfig, plan: Plan, given: GivenModel | None) -> str:
+def size_of(run: RunSettings, plan: Plan, given: GivenModel | None) -> str:
     """Return the model's name and size as text."""
     model = f"task {run.task.name}" if given is None else given[0]
     size = format_bytes(plan.model_bytes)
     return f"{model}: {plan.num_parameters:,} trainable parameters, {size}{' on each rank' * plan.sharded}"
 
 
-def assumptions(run: RunConfig, placement: Placement, plan: Plan) -> Iterator[str]:
+def assumptions(run: RunSettings, placement: Placement, plan: Plan) -> Iterator[str]:
     """Yield the sentences below a plan's table."""
     bandwidth = run.network.bandwidth_bits_per_s
     several = len(set(placement.hosts)) > 1
@@ -104,7 +103,7 @@ def assumptions(run: RunConfig, placement: Placement, plan: Plan) -> Iterator[st
         yield "The costs of exchanges that are not due in every step are averaged over the steps."
 
 
-def copy_of(run: RunConfig, plan: Plan) -> Iterator[str]:
+def copy_of(run: RunSettings, plan: Plan) -> Iterator[str]:
     """Yield the sentence on the copy that checkpoints beside training are written from, if there is one."""
     if plan.copied_bytes:
         yield (
@@ -113,7 +112,7 @@ def copy_of(run: RunConfig, plan: Plan) -> Iterator[str]:
         )
 
 
-def _of_exchange(planned: ExchangePlan, plan: Plan, run: RunConfig) -> Iterator[str]:
+def _of_exchange(planned: ExchangePlan, plan: Plan, run: RunSettings) -> Iterator[str]:
     exchange = planned.exchange
     for size in sorted({len(scope) for scope in planned.scopes} - {1}):
         yield from exchange.collective.notes(exchange.compressor, planned.layouts, size, run.network)
@@ -143,7 +142,7 @@ def _of_exchange(planned: ExchangePlan, plan: Plan, run: RunConfig) -> Iterator[
         )
 
 
-def _delays(delays: Delays, run: RunConfig, size: int) -> str:
+def _delays(delays: Delays, run: RunSettings, size: int) -> str:
     seconds = np.stack([delays.of_step(step, size, run.seed) for step in range(_STEPS_LOOKED_AT)])
     mean, longest = format_seconds(seconds.mean()), format_seconds(seconds.max(axis=1).mean())
     return (

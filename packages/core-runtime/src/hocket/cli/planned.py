@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from hocket.cli.combinations import target_and_overrides
 from hocket.cli.network_options import GivenModel
 from hocket.errors import UserError
+from hocket.launch.hosts import Host, share_out
 from hocket.plan.models import model_of
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig, build_engine, load_run
-from hocket.transport.hosts import Host, share_out
 
 if TYPE_CHECKING:
     from hocket.plan.plan import Plan

@@ -11,11 +11,11 @@ from hocket.cli.planned import planned_run, planned_with_copy, situation_of
 from hocket.cli.printing import say
 from hocket.cli.table import show_table
 from hocket.config.component import component_name
+from hocket.launch.hosts import Host
 from hocket.quantities import format_bytes, format_seconds
 from hocket.strategy.scope import Placement
 from hocket.strategy.strategy import Phase
 from hocket.training.run import RunConfig
-from hocket.transport.hosts import Host
 
 if TYPE_CHECKING:
     from hocket.plan.plan import Plan

@@ -24,7 +24,7 @@ def say(lines: Iterable[str], bullet: str = "- ") -> None:
 
 
 def say_command(before: str, words: str, last: str) -> None:
-    """Print a command of words and a last one to be quoted, behind a text, in lines that a shell reads as one."""
+    """Print a command behind a text, its last word quoted, in lines that a shell reads as one."""
     width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns
     quoted = shlex.quote(last).replace(" ", "\0")  # no line ends within quotes
     wrapped = textwrap.fill(

@@ -8,7 +8,7 @@ import click
 
 from hocket.cli.click_parts import Command, Option, add_options
 from hocket.cli.wanted_ranks import WantedRanks
-from hocket.transport.hosts import MOST_RANKS
+from hocket.launch.hosts import MOST_RANKS
 
 
 def island_overrides(island: int | None) -> list[str]:

@@ -19,6 +19,7 @@ from hocket.cli.rank_options import island_overrides
 from hocket.config.settings import RunSettings
 from hocket.config.source import OF_STRATEGIES, SLOTS, based_on, parse_override
 from hocket.errors import HocketError, UserError
+from hocket.launch.hosts import parse_hosts
 from hocket.plan.advice import UNMEASURED, Advice, AdvisedStrategy, is_measured, predict
 from hocket.plan.packing_time import packing_seconds
 from hocket.plan.situation import TrainingSituation
@@ -29,7 +30,6 @@ from hocket.results.history import read_summary
 from hocket.results.kept_config import read_config
 from hocket.results.script import is_of_script
 from hocket.training.run import RunConfig, load_run
-from hocket.transport.hosts import parse_hosts
 
 #: The optimizers with which costs were measured; a recipe that needs another one is compared where it is asked for.
 _USUAL = ("sgd", "adamw")

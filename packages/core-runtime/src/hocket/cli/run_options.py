@@ -11,9 +11,9 @@ import click
 
 from hocket.cli.click_parts import Command, add_options
 from hocket.errors import UserError
+from hocket.launch.joining import launched
 from hocket.training.observer import Display
 from hocket.training.run import RunConfig
-from hocket.transport.joining import launched
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,11 @@ from hocket.cli.run_options import RunOptions
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.config.settings import Device, TransportName
 from hocket.errors import ConfigError, UserError
+from hocket.launch.hosts import are_here
+from hocket.launch.island_jobs import refuse_without_ranks
+from hocket.launch.joining import chosen_transport, launched, launched_rank
+from hocket.launch.launching import Starter
+from hocket.launch.rank_process import check_memory, own_python, threads_per_rank
 from hocket.plain import TreeView
 from hocket.quantities import format_seconds
 from hocket.results import CHECKPOINTS, NEXT_CONFIG, SUMMARY, TRACE_FILE
@@ -34,12 +39,7 @@ from hocket.results.provenance import describe_start
 from hocket.training.devices import choose_device
 from hocket.training.observer import Display, text_of_metrics
 from hocket.training.run import RunConfig, load_run, resolved
-from hocket.transport.hosts import are_here
-from hocket.transport.island_jobs import refuse_without_ranks
-from hocket.transport.joining import chosen_transport, launched, launched_rank
 from hocket.transport.launchers import Launched
-from hocket.transport.launching import Starter
-from hocket.transport.rank_process import check_memory, own_python, threads_per_rank
 
 if TYPE_CHECKING:
     from hocket.task import TaskData
@@ -328,7 +328,7 @@ def _join(
 
         import torch
 
-        from hocket.transport import join
+        from hocket.launch import join
         from hocket.transport.peer import gather
 
         if "OMP_NUM_THREADS" not in os.environ:

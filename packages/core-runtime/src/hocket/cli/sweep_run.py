@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from hocket.launch.rank_process import own_python, threads_per_rank
 from hocket.own_files import claim, is_marked
 from hocket.results import SUMMARY, SWEPT_CONFIG
 from hocket.results.history import read_summary
 from hocket.training.observer import text_of_metrics
-from hocket.transport.rank_process import own_python, threads_per_rank
 
 #: The file of a run's output, in its folder.
 OUTPUT = "output.txt"

@@ -29,6 +29,7 @@ from hocket.comparison.group import differing_settings
 from hocket.config.settings import DESCRIPTIVE
 from hocket.disk import write_text
 from hocket.errors import UserError, reason, some
+from hocket.launch.joining import launched
 from hocket.own_files import claim, refuse_foreign
 from hocket.pictures import NO_PICTURE
 from hocket.results import CHECKPOINTS, CONFIG, SOURCE, STARTS, SWEPT_CONFIG
@@ -41,7 +42,6 @@ from hocket.results.provenance import (
     module_contents,
 )
 from hocket.training.run import RunConfig, load_run, resolved
-from hocket.transport.joining import launched
 
 _LOCK = ".sweep.lock"
 

@@ -14,12 +14,12 @@ from hocket.cli.sweeping import carry_out_in
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.config.source import SLOTS
 from hocket.errors import UserError, some
+from hocket.launch.joining import launched
 from hocket.own_files import refuse_foreign
 from hocket.results import CONFIG, SWEPT_CONFIG
 from hocket.results.kept_config import read_config
 from hocket.results.script import FILES, STRATEGY
 from hocket.strategy.compose import SYNCHRONOUS_STEPS, compose
-from hocket.transport.joining import launched
 
 
 def sweep_script_command(

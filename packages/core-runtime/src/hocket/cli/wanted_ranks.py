@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hocket.errors import UserError
-from hocket.transport.hosts import Host, are_here, parse_hosts, share_out
+from hocket.launch.hosts import Host, are_here, parse_hosts, share_out
+from hocket.launch.launching import Starter, launch, usable_mpiexec
+from hocket.launch.mpiexec import find_mpiexec
+from hocket.launch.own_ranks import OwnRanks, ssh
 from hocket.transport.job_folder import job_folder, shared_job_folder
-from hocket.transport.launching import Starter, launch, usable_mpiexec
-from hocket.transport.mpiexec import find_mpiexec
-from hocket.transport.own_ranks import OwnRanks, ssh
 
 _MASTER_PORT = 29500
 

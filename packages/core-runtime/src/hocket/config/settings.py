@@ -9,9 +9,9 @@ from enum import StrEnum
 
 from hocket.config.reference import Reference
 from hocket.delays import ComputeModel, Delays
+from hocket.launch.hosts import MOST_RANKS
 from hocket.loggers import Logger
 from hocket.plain import Tree
-from hocket.transport.hosts import MOST_RANKS
 from hocket.transport.network import NetworkModel
 
 #: Keys that describe a strategy in words and change nothing.

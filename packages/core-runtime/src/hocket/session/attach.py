@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.errors import AttachError, CheckpointError
+from hocket.launch import join
 from hocket.plain import TreeView
 from hocket.plugin import CORE
 from hocket.results import CHECKPOINTS
@@ -44,7 +45,6 @@ from hocket.session.step.optimizers import Optimizers, stepped_by
 from hocket.strategy import Strategy, check_composition
 from hocket.strategy.advice import overshooting, widened
 from hocket.trace import Observer
-from hocket.transport import join
 from hocket.transport.gathering import gather
 from hocket.transport.peer import Peer
 

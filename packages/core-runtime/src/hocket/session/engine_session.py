@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.checkpoint.files import StateFile
+from hocket.checkpoint.shared import FoundFolder
 from hocket.errors import HocketError
 from hocket.session.api import Attachment, Loss, StepResult
 from hocket.session.data.epochs import Epochs
@@ -22,11 +23,10 @@ from hocket.session.data.windows import Windows
 from hocket.session.exchange.active import Counters
 from hocket.session.island import Island
 from hocket.session.ranks import local_rank
-from hocket.session.save.again import counted_before, note_counted
 from hocket.session.save.beside_training import BesideTraining
-from hocket.session.save.save_folders import FoundFolder
-from hocket.session.step.looking_on import only_evaluates
+from hocket.session.save.reattached import counted_before, note_counted
 from hocket.session.step.optimizers import Optimizers
+from hocket.session.step.other_sessions import only_evaluates
 from hocket.session.step.state import StepState
 from hocket.strategy.advice import outer_age, unreached
 from hocket.trace import Observer

@@ -13,7 +13,7 @@ from hocket.segment.staging import is_captured
 from hocket.segment.storage import ParameterStorage
 from hocket.session.island import Island
 from hocket.session.ranks import broadcast_model, broadcast_optimizers, broadcast_unsharded, find_ranks
-from hocket.session.save.beside import Beside, Places
+from hocket.session.save.untrained import Places, UntrainedTensors
 from hocket.session.step.island_weights import IslandWeights
 from hocket.session.step.optimizers import Optimizers
 from hocket.session.step.state import StepState
@@ -44,7 +44,7 @@ class Replica:
         storage: the parameters' memory.
         weights: of this rank's batches.
         replaced: whether `check` has raised a ReplacedError, after which the session cannot go on.
-        beside: the model's tensors beside its trained parameters.
+        untrained: the model's tensors beside its trained parameters.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class Replica:
         if island.shares > 1:
             self.weights = IslandWeights(model, self.storage.parameters.values(), state, island, weight)
         places = Places(peer, self.lane, island.everyone, control)
-        self.beside = Beside(model, self.storage.parameters, statistics, places, self.weights)
+        self.untrained = UntrainedTensors(model, self.storage.parameters, statistics, places, self.weights)
         if self.begins_equal:
-            self.beside.note_equal()
+            self.untrained.note_equal()
 
     def _take_from_rank0(self, peer: Peer) -> None:
         lane = peer.lane("attach")

@@ -14,7 +14,7 @@ from hocket.session.api import Loss, StepResult, TrainStep
 from hocket.session.exchange.active import Counters
 from hocket.session.exchange.under_way import UnderWay
 from hocket.session.save.consensus import Consensus
-from hocket.session.save.mixed import watch_dcp
+from hocket.session.save.dcp_warning import watch_dcp
 from hocket.session.save.replica_state import tensors_of
 from hocket.session.step.clipping import clip_shards
 from hocket.session.step.state import SessionState

@@ -18,6 +18,7 @@ import torch
 from hocket.config.source import Target
 from hocket.disk import path_of
 from hocket.errors import HocketError
+from hocket.launch.joining import launched
 from hocket.plain import Tree
 from hocket.plan.plan import plan
 from hocket.quantities import format_bytes, format_seconds
@@ -33,7 +34,6 @@ from hocket.strategy.compose import compose
 from hocket.strategy.scope import Placement
 from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer, Trace
-from hocket.transport.joining import launched
 from hocket.transport.network import NetworkModel
 
 _log = logging.getLogger("hocket")

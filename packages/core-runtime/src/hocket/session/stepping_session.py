@@ -21,9 +21,9 @@ from hocket.session.save.replica_state import ReplicaState
 from hocket.session.save.save_folders import refuse_later
 from hocket.session.step.closures import SharedClosure
 from hocket.session.step.grad_scaler import found_inf, scaler_in_use, unscale, unscales_by
-from hocket.session.step.looking_on import Onlookers
 from hocket.session.step.nonfinite import NonFiniteSteps
 from hocket.session.step.optimizers import Closure, parameters_of, refuse_within_backward
+from hocket.session.step.other_sessions import OtherSessions
 from hocket.session.step.own_copies import OwnCopies
 from hocket.session.step.state import SessionState
 from hocket.session.step.unused import UnusedGradients
@@ -31,7 +31,7 @@ from hocket.session.step.weights import Contribution
 from hocket.session.torch_internals import current_backward
 from hocket.transport.peer import gather
 
-_onlookers = Onlookers()
+_onlookers = OtherSessions()
 
 
 class SteppingSession(EngineSession):
@@ -131,7 +131,7 @@ class SteppingSession(EngineSession):
     def replica_state(self) -> ReplicaState:
         """Return the state that this rank's replica continues from."""
         self.storage.forget_gathered()
-        return ReplicaState(self.model, self.optimizers, self.phase, self.stale, self._replica.beside)
+        return ReplicaState(self.model, self.optimizers, self.phase, self.stale, self._replica.untrained)
 
     def called_by_ddp(self, ranks: int) -> None:
         refuse_ddp(self.strategy, ranks, self.size, self.rank, self.step)

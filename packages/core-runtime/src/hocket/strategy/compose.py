@@ -70,7 +70,7 @@ def _no_part(key: str, target: Target, registry: Registry) -> str:
 
 
 def _warn_of_left(file: str, keys: str) -> None:
-    from hocket.transport.joining import launched_rank
+    from hocket.launch.joining import launched_rank
 
     with _telling:
         if launched_rank() != 0 or (file, keys) in _warned_of:

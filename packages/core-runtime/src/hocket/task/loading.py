@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from hocket import draws
 from hocket.errors import UserError
+from hocket.launch import join
 from hocket.plain import Batch, Tree
 from hocket.session.data.reading import LoaderReading, reading_in_force
 from hocket.task.indices import (
@@ -35,7 +36,6 @@ from hocket.task.indices import (
     distributed_sampler_of,
 )
 from hocket.task.samples import BatchedSamples
-from hocket.transport import join
 
 #: Returns one part's samples of an IterableDataset: called with the dataset, the part, from 0, and the number of parts.
 Split = Callable[[Any, int, int], Iterable[Batch]]

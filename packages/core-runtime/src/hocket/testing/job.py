@@ -19,9 +19,9 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, TypeVar
 
+from hocket.launch.mpiexec import find_mpiexec
 from hocket.training.startup import defer_dynamo
 from hocket.transport.job_folder import job_folder, shared_job_folder
-from hocket.transport.mpiexec import find_mpiexec
 from hocket.transport.peer import Peer, gather
 
 if TYPE_CHECKING:

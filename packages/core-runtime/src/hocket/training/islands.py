@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hocket.errors import UserError
+from hocket.launch import join
 from hocket.training.run import RunConfig
-from hocket.transport import join
 
 if TYPE_CHECKING:
     import torch

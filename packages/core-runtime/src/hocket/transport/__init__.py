@@ -1,9 +1,8 @@
 """Transports, which move bytes between ranks: the contract in `peer`; `mpi`, `virtual` and `single`."""
 
 from hocket.arrays import Array
-from hocket.transport.joining import join
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
 
-__all__ = ["Array", "Lane", "Peer", "Request", "join"]
+__all__ = ["Array", "Lane", "Peer", "Request"]

@@ -22,7 +22,7 @@ from hocket.session.data.loader import END, Cursor, check_facts, fingerprint, le
 from hocket.session.data.reading import LoaderReading
 from hocket.session.engine_session import EngineSession
 from hocket.session.save.save_folders import refuse_later
-from hocket.session.step.looking_on import only_evaluates
+from hocket.session.step.other_sessions import only_evaluates
 from hocket.transport.peer import gather
 from hocket.transport.request import Request
 

@@ -36,7 +36,7 @@ class ActivePhase:
             replica.optimizers, replica.begin_gradients, replica.state, may_skip=replica.may_skip
         )
         replica.weights.gradients_stay_local = self.gradients is None
-        self.parameters = opening.parameters(replica.storage.take_values, replica.beside)
+        self.parameters = opening.parameters(replica.storage.take_values, replica.untrained)
         self.opened = opening.opened
         self._progress = opening.progress
         self._hooks: list[ForwardMerge | ProgressHooks] = []

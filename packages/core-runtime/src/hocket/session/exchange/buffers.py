@@ -15,7 +15,7 @@ from hocket.collective.allreduce import Allreduce
 from hocket.segment.shape import wire_dtype
 from hocket.session.exchange.active import ActiveExchange
 from hocket.session.exchange.checksums import checksum
-from hocket.session.save.beside import Beside
+from hocket.session.save.untrained import UntrainedTensors
 from hocket.transport.network import NetworkModel
 
 
@@ -24,19 +24,19 @@ class BufferMean:
 
     Args:
         opened: the exchange whose ranks average and whose counters count it.
-        beside: knows the model's buffers and their weights.
+        untrained: knows the model's buffers and their weights.
     """
 
-    def __init__(self, opened: ActiveExchange, beside: Beside) -> None:
-        self._opened, self._beside = opened, beside
+    def __init__(self, opened: ActiveExchange, untrained: UntrainedTensors) -> None:
+        self._opened, self._untrained = opened, untrained
         self._lane = opened.peer.lane(f"{opened.exchange.name} buffers")
-        self._names = list(beside.statistics())
-        self._of_all = opened.peer.size == beside.num_ranks
+        self._names = list(untrained.statistics())
+        self._of_all = opened.peer.size == untrained.num_ranks
 
     @torch.no_grad()
     def average(self) -> None:
         """Set statistics that differ to their mean by samples; collective."""
-        there = self._beside.statistics()
+        there = self._untrained.statistics()
         of_ranks = self._look(there)
         samples, shapes, contents = of_ranks[:, 0], of_ranks[:, 1::2], of_ranks[:, 2::2]
         share = samples[self._lane.rank] * len(samples) / samples.sum() if samples.sum() else 1.0
@@ -47,7 +47,7 @@ class BufferMean:
                 unlike.append(name)
             elif (contents[:, number] != contents[0, number]).any():
                 alike[wire_dtype(there[name].dtype)].append(there[name])
-        self._beside.warn_unlike(unlike)
+        self._untrained.warn_unlike(unlike)
         for dtype, buffers in alike.items():
             own = torch.cat([buffer.reshape(-1).to("cpu", dtype) for buffer in buffers])
             if share != 1.0:
@@ -62,11 +62,11 @@ class BufferMean:
             cost = Allreduce().cost(send.nbytes, self._lane.size, None, NetworkModel())
             self._opened.counters.bytes_sent += cost.bytes
         if self._of_all:
-            self._beside.note_equal()
+            self._untrained.note_equal()
 
     def _look(self, there: dict[str, Tensor]) -> Array:
         """Return of each rank, [size, 1 + 2 buffers], its samples, then two checksums of each buffer."""
-        mine = [self._beside.weights.total]
+        mine = [self._untrained.weights.total]
         for name in self._names:
             mine += (zlib.crc32(str(tuple(there[name].shape)).encode()), checksum(there[name]))
         send = np.array(mine, np.float64).view(np.uint8)

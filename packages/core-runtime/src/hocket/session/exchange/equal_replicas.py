@@ -93,7 +93,7 @@ class EqualReplicas:
         self._found = False
         if self._peer.size == 1 or not self._phases.replicas_equal:
             return []
-        beside = self._frozen() | self._replica.beside.equal_statistics()
+        beside = self._frozen() | self._replica.untrained.equal_statistics()
         tensors = {f"flat {n}": flat for n, flat in enumerate(self._replica.storage.flats)} | beside
         apart = [tensors[name] for name in compare(self._peer, tensors, call).alike]
         if not apart:

@@ -25,7 +25,7 @@ from hocket.segment.storage import Pieces
 from hocket.session.exchange.active import ActiveExchange
 from hocket.session.exchange.segment_state import WEIGHT_TOLERANCE
 from hocket.session.island import Island
-from hocket.session.step.held import Held
+from hocket.session.step.kept_values import KeptValues
 from hocket.strategy.exchange import Exchange
 from hocket.transport.lane import Lane
 
@@ -79,7 +79,7 @@ class OuterSegment:
         self._shows_rest = compressor is None or not compressor.traits.leaves_out
         self._any_frozen, self._island = any_frozen, island
         self._rests: Sequence[int] | None = None
-        self._held = Held()
+        self._held = KeptValues()
         self.begin()
 
     def begin(self) -> None:
@@ -187,7 +187,7 @@ class OuterSegment:
             gradient.mul_(factor)
         mean = segment.incoming[segment.numel + OUTER :].mul_(scale) if self._outer.mixes else None
         rests = self._at_rest(gradient)
-        own, theirs = Held(), Held()
+        own, theirs = KeptValues(), KeptValues()
         for kept in (self.parameters, *self._state.values()):
             theirs.keep(kept, [self._places[number] for number in rests])
         for number in () if self._is_outer else rests:

@@ -22,7 +22,7 @@ from hocket.session.exchange.parameter_sync import ParameterSync
 from hocket.session.exchange.parameters import ParameterMix
 from hocket.session.exchange.segment_state import Stage
 from hocket.session.ranks import Endpoints
-from hocket.session.save.beside import Beside
+from hocket.session.save.untrained import UntrainedTensors
 from hocket.session.step.gradients import GradientSync
 from hocket.session.step.optimizer_terms import AppliedTerms
 from hocket.session.step.optimizers import Optimizers
@@ -163,8 +163,8 @@ class PhaseOpener:
         weighs = first.exchange.collective.traits.equal_result
         return Agreement(peer, num_parameters, weighs=weighs, wait_for=first.wait_for)
 
-    def parameters(self, take_values: Callable[[], None], beside: Beside) -> ParameterSync:
-        """Open the parameters slot; `take_values` is called before they are sent, and `beside` knows the buffers."""
+    def parameters(self, take_values: Callable[[], None], untrained: UntrainedTensors) -> ParameterSync:
+        """Open the parameters slot; `take_values` is called before they are sent, and `untrained` knows the buffers."""
         exchanges = []
         for scope in self._scopes(self._strategy.parameters):
             if scope.peer is None:
@@ -178,7 +178,7 @@ class PhaseOpener:
                 exchange, scope.peer, {index: cut[index] for index in carried}, places
             )
             opened = self._open(scope, scope.peer, segments)
-            buffers = BufferMean(opened, beside) if self._averages_buffers(exchange, beside) else None
+            buffers = BufferMean(opened, untrained) if self._averages_buffers(exchange, untrained) else None
             exchanges.append(
                 ParameterMix(opened, places, len(cut), take_values, buffers, self._any_frozen, self._island)
             )
@@ -187,10 +187,10 @@ class PhaseOpener:
     def _any_frozen(self) -> bool:
         return not all(parameter.requires_grad for parameter in self._storage.parameters.values())
 
-    def _averages_buffers(self, exchange: Exchange, beside: Beside) -> bool:
+    def _averages_buffers(self, exchange: Exchange, untrained: UntrainedTensors) -> bool:
         if exchange.buffers is Buffers.MEAN:
             return True
-        left = beside.statistics()
+        left = untrained.statistics()
         if left and exchange.outer is not None and self._island.is_main and self._peer.size > 1:
             cure = f": {exchange.name}.buffers=mean averages them with the outer parameters"
             _log.warning(

@@ -177,7 +177,7 @@ class Phases:
         if self.replicas_equal:
             tensors += [flat for flat in replica.storage.flats if any(flat is each for each in apart)]
         alone = replica.ranks.peer.size == 1
-        beside = None if alone else replica.beside.differing(others=whole)
+        beside = None if alone else replica.untrained.differing(others=whole)
         return Consensus([] if alone else tensors, self.active.parameters, replica.lane, outer, beside)
 
     def compare_steps(self, step: int, num_unused: int, call: str) -> None:

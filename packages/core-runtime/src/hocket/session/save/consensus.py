@@ -16,8 +16,8 @@ from hocket.segment.shards import local
 from hocket.segment.storage import ParameterStorage
 from hocket.session.exchange.parameter_sync import ParameterSync
 from hocket.session.ranks import broadcast_tensors
-from hocket.session.save.beside import Differing
 from hocket.session.save.set_to_mean import set_to_mean
+from hocket.session.save.untrained import Differing
 from hocket.session.step.optimizers import Optimizers
 from hocket.strategy.equality import outer_holders
 from hocket.strategy.exchange import Exchange

@@ -20,7 +20,7 @@ from hocket.checkpoint.means import mean_of_section, why_no_mean
 from hocket.checkpoint.shared import leaders_of, patiently
 from hocket.errors import CheckpointError, DamagedError, MissingFileError, some
 from hocket.plain import Stateful
-from hocket.session.save.of_session import of_this_place, require_fit, require_run
+from hocket.session.save.checks import of_this_place, require_fit, require_run
 from hocket.session.save.replica_state import load_into
 from hocket.session.save.saving import versions
 from hocket.transport.peer import gather

@@ -28,7 +28,7 @@ from hocket.session.save.module_state import (
 if TYPE_CHECKING:
     from hocket.session.exchange.active_phase import ActivePhase
     from hocket.session.exchange.parameters import MixState
-    from hocket.session.save.beside import Beside
+    from hocket.session.save.untrained import UntrainedTensors
     from hocket.session.step.optimizers import Optimizers
     from hocket.session.step.stale_gradients import StaleGradients
 
@@ -86,14 +86,14 @@ class ReplicaState:
         optimizers: the attached ones.
         phase: the open exchanges.
         stale: gradients that earlier phases have left for the next step.
-        beside: the model's frozen parameters and buffers.
+        untrained: the model's frozen parameters and buffers.
     """
 
     model: nn.Module
     optimizers: Optimizers
     phase: ActivePhase
     stale: StaleGradients
-    beside: Beside
+    untrained: UntrainedTensors
 
     def state_dict(self) -> ReplicaSections:
         """Return the state by sections; tensors are the session's own, not copies."""
@@ -110,10 +110,10 @@ class ReplicaState:
             "modules": {
                 "extra": extra_states(self.model),
                 "not_persistent": not_persistent(self.model),
-                "samples": self.beside.weights.total,
-                "equal_statistics": sorted(self.beside.equal_statistics()),
+                "samples": self.untrained.weights.total,
+                "equal_statistics": sorted(self.untrained.equal_statistics()),
                 "names": state_names(self.model),
-                "statistics": sorted(self.beside.statistics()),
+                "statistics": sorted(self.untrained.statistics()),
                 "shards": shards_of(self.model),
             },
         }
@@ -171,8 +171,8 @@ class ReplicaState:
             self.phase.account.load_state_dict(read("dropped"))
         modules: ModulesState = read("modules")
         load_extra_states(self.model, modules["extra"], where)
-        self.beside.weights.total = modules["samples"]
-        self.beside.note_equal(modules["equal_statistics"])
+        self.untrained.weights.total = modules["samples"]
+        self.untrained.note_equal(modules["equal_statistics"])
 
     @torch.no_grad()
     def load_mean(self, files: Sequence[StateFile]) -> None:
@@ -214,8 +214,8 @@ class ReplicaState:
     def _load_buffers(self, files: Sequence[StateFile]) -> None:
         """Load the mean of statistics by samples, and the first rank's values of other buffers."""
         samples = [file.read("modules")["samples"] for file in files]
-        statistics = self.beside.statistics()
-        self.beside.weights.total = sum(samples) / len(samples)
+        statistics = self.untrained.statistics()
+        self.untrained.weights.total = sum(samples) / len(samples)
         there = set(files[0].names("model"))
         for name, target in flatten({"model": {"buffers": tensors_of(self.model)["buffers"]}})[1].items():
             alike = all(file.describe(name) == files[0].describe(name) for file in files)
@@ -226,7 +226,7 @@ class ReplicaState:
                         files if averaged else files[:1], name, samples if averaged and sum(samples) else None
                     )
                 )
-        self.beside.note_equal()
+        self.untrained.note_equal()
 
 
 def tensors_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:

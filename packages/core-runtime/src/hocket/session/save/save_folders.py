@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hocket.checkpoint.collectively import on_ranks
 from hocket.checkpoint.folder import complete, foreign, order
-from hocket.checkpoint.shared import leaders_of, try_to_write
+from hocket.checkpoint.shared import FoundFolder, leaders_of, try_to_write
 from hocket.disk import locked
 from hocket.errors import CheckpointError, some
 from hocket.transport.peer import gather
@@ -20,20 +18,6 @@ if TYPE_CHECKING:
     from hocket.session.engine_session import EngineSession
 
 _ADVICE = "continue from it with session.load, move it away, or save to another folder"
-
-
-@dataclass(frozen=True)
-class FoundFolder:
-    """A folder of checkpoints, as the ranks have found it before training.
-
-    Attributes:
-        path: its path on this rank.
-        newest: for each rank that is the first with its folder, the place in words, and the name of the newest complete
-            checkpoint; empty for none.
-    """
-
-    path: Path
-    newest: Sequence[tuple[str, str]]
 
 
 def look_at(session: EngineSession, folder: Path) -> None:

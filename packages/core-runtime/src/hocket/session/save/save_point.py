@@ -24,8 +24,8 @@ import torch
 
 from hocket.arrays import Array
 from hocket.errors import CheckpointError, HocketError, TransportError
+from hocket.launch.preemption import Listener
 from hocket.transport.lane import Lane
-from hocket.transport.preemption import Listener
 from hocket.transport.request import Request
 
 if TYPE_CHECKING:

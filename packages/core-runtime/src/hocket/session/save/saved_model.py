@@ -18,7 +18,7 @@ from hocket.checkpoint.manifest import Manifest, rank_file
 from hocket.checkpoint.means import mean_of_section, mean_of_tensor, why_no_mean
 from hocket.checkpoint.model_files import ModelTensors
 from hocket.errors import CheckpointError
-from hocket.session.save.of_session import require_run
+from hocket.session.save.checks import require_run
 from hocket.session.save.replica_state import ModulesState, push_sums_in
 from hocket.session.save.strategy_state import strategy_state
 

@@ -22,8 +22,8 @@ from hocket.checkpoint.tree import flatten, unflatten
 from hocket.collective.api import Ends
 from hocket.errors import CheckpointError
 from hocket.plain import Tree, TreeView
+from hocket.session.save.checks import of_this_place, require_fit
 from hocket.session.save.loading import Loading
-from hocket.session.save.of_session import of_this_place, require_fit
 from hocket.session.save.saving import content_of, manifest_of
 from hocket.session.save.strategy_state import strategy_state
 from hocket.strategy.scope import World

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from hocket.collective.packing import Packing
 from hocket.segment.segment import Segment
 from hocket.session.exchange.segment_state import GradientSlot, SegmentState
-from hocket.session.step.held import Held
+from hocket.session.step.kept_values import KeptValues
 from hocket.session.step.optimizers import parameters_of
 from hocket.session.torch_internals import current_backward
 
@@ -110,7 +110,7 @@ class Account:
         self._zeroed: set[GradientSlot] = set()
         self._looked_before = (0, 0)
         # What parameters without a gradient remember, while others' is sent.
-        self._held = Held()
+        self._held = KeptValues()
         self._undone = {packing for state in segments for packing, _ in _packed(state)} if early else set()
         self._can_undo = may_skip
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Held:
+class KeptValues:
     """The values of parameters that take no part in a round, in tensors that change in it."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hocket.errors import UserError
-from hocket.transport.hosts import Host, are_here, parse_hosts, share_out
+from hocket.launch.hosts import Host, are_here, parse_hosts, share_out
 
 NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,9}", fullmatch=True)
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from multiprocessing import current_process
 from multiprocessing.util import register_after_fork
 
+from hocket.launch.joining import launched
 from hocket.transport import forks
 from hocket.transport.job_notes import is_terminated
-from hocket.transport.joining import launched
 
 #: What asks a process to save and end. Who has started it may end it by SIGTERM, too, and leaves a note before.
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)

@@ -18,7 +18,7 @@ def only_evaluates(model: nn.Module) -> bool:
     return not (model.training and torch.is_grad_enabled())
 
 
-class Onlooker(Protocol):
+class OtherSession(Protocol):
     """A session that may step within another one's loop."""
 
     thread: int
@@ -32,7 +32,7 @@ class Onlooker(Protocol):
         """Note that the other session's loop is over."""
 
 
-class Onlookers:
+class OtherSessions:
     """The sessions that one rank has attached and not closed.
 
     A second one (a GAN's other half) that steps within the first one's loop steps with the same batches, and so they
@@ -40,28 +40,28 @@ class Onlookers:
     """
 
     def __init__(self) -> None:
-        self._sessions: WeakSet[Onlooker] = WeakSet()
+        self._sessions: WeakSet[OtherSession] = WeakSet()
 
-    def add(self, session: Onlooker) -> None:
+    def add(self, session: OtherSession) -> None:
         """Add a session; it belongs to the calling thread, as virtual ranks do."""
         session.thread = threading.get_ident()
         self._sessions.add(session)
 
-    def remove(self, session: Onlooker) -> None:
+    def remove(self, session: OtherSession) -> None:
         """Remove a session."""
         self._sessions.discard(session)
 
-    def of(self, session: Onlooker) -> Iterator[Onlooker]:
+    def of(self, session: OtherSession) -> Iterator[OtherSession]:
         """Yield the rank's other sessions that have no loop of their own."""
         for other in self._others(session):
             if not other.epochs.under_way:
                 yield other
 
-    def use(self, session: Onlooker, backward: int) -> bool:
+    def use(self, session: OtherSession, backward: int) -> bool:
         """Return whether one of the rank's other sessions has stepped with the same backward."""
         return backward >= 0 and any(other.used_backward == backward for other in self._others(session))
 
-    def _others(self, session: Onlooker) -> Iterator[Onlooker]:
+    def _others(self, session: OtherSession) -> Iterator[OtherSession]:
         if len(self._sessions) < 2:
             return
         for other in list(self._sessions):

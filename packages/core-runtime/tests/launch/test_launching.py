@@ -15,7 +15,10 @@ import pytest
 
 from hocket.errors import UserError
 from hocket.installing import how_to_install
-from hocket.transport import launching
+from hocket.launch import launching
+from hocket.launch.launching import launch
+from hocket.launch.mpiexec import Mpiexec, find_mpiexec
+from hocket.launch.rank_process import threads_per_rank
 from hocket.transport.job_notes import (
     PID_FOLDER_VARIABLE,
     note_host,
@@ -24,9 +27,6 @@ from hocket.transport.job_notes import (
     noted_pids,
     processes_of,
 )
-from hocket.transport.launching import launch
-from hocket.transport.mpiexec import Mpiexec, find_mpiexec
-from hocket.transport.rank_process import threads_per_rank
 
 PYTHON = sys.executable
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import UserError
-from hocket.transport.hosts import Host
+from hocket.launch.hosts import Host
+from hocket.launch.launching import launch
+from hocket.launch.own_ranks import OwnRanks
 from hocket.transport.job_notes import processes_of
 from hocket.transport.launchers import find_launched
-from hocket.transport.launching import launch
-from hocket.transport.own_ranks import OwnRanks
 
 #: Ranks that do something by their number, in the folder of the job.
 BEGIN = "import json, os, signal, sys, time; rank = int(os.environ['RANK']); "
@@ -29,12 +29,12 @@ JOIN = "from hocket.transport.job_notes import note_pid; note_pid(rank); "
 #: A process that launches such a program: FOLDER PROGRAM...
 FORKING_JOB = """
 import pathlib, sys
-from hocket.transport.launching import launch
-from hocket.transport.own_ranks import OwnRanks
+from hocket.launch.launching import launch
+from hocket.launch.own_ranks import OwnRanks
 sys.exit(launch(OwnRanks(), 3, sys.argv[2:], folder=pathlib.Path(sys.argv[1]), ready=lambda: None))
 """
 #: A program that has its ranks forked.
-FORK = "from hocket.transport.forking import in_each_rank; in_each_rank(lambda: None); "
+FORK = "from hocket.launch.forking import in_each_rank; in_each_rank(lambda: None); "
 
 
 @pytest.fixture(params=[False, True], ids=["each by itself", "forked"])
@@ -157,7 +157,7 @@ def test_what_is_loaded_before_ranks_are_forked_is_loaded_once_and_after_the_lau
 ) -> None:
     ready = tmp_path / "ready"
     program = (
-        "import json, os; from hocket.transport.forking import in_each_rank; import numpy as np;"
+        "import json, os; from hocket.launch.forking import in_each_rank; import numpy as np;"
         f"loaded = in_each_rank(lambda: [os.getpid(), os.path.exists({str(ready)!r})]);"
         "print(json.dumps([loaded, os.getppid(), os.getpid() == os.getpgid(0), np.random.random()]), flush=True)"
     )

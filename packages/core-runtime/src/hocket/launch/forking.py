@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from hocket.transport.rank_process import end_with_parent
+from hocket.launch.rank_process import end_with_parent
 
 T = TypeVar("T")
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, ClassVar
 
-from hocket.transport.forking import FORKS_VARIABLE, ForkedRank, fork_ranks
-from hocket.transport.hosts import Host, are_here
-from hocket.transport.job_output import Report
-from hocket.transport.rank_process import end_with_parent, forwarded
+from hocket.launch.forking import FORKS_VARIABLE, ForkedRank, fork_ranks
+from hocket.launch.hosts import Host, are_here
+from hocket.launch.job_output import Report
+from hocket.launch.rank_process import end_with_parent, forwarded
 
 _HOST = "127.0.0.1"
 # The variable of the command that reaches other hosts.
@@ -284,7 +284,7 @@ def _close(process: subprocess.Popen[bytes] | ForkedRank) -> None:
 def _far_command(host: Host, program: Sequence[str], variables: Mapping[str, str]) -> list[str]:
     """Return the command that starts a rank on another host, with the same Python in the same folder."""
     assignments = [f"{name}={value}" for name, value in variables.items()]
-    far = ["env", *assignments, sys.executable, "-m", "hocket.transport.far_rank", os.getcwd(), *program]
+    far = ["env", *assignments, sys.executable, "-m", "hocket.launch.far_rank", os.getcwd(), *program]
     return [*ssh(), "-o", "BatchMode=yes", host.name.strip("[]"), shlex.join(far)]
 
 

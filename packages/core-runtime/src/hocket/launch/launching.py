@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import IO, Protocol, TextIO
 
 from hocket.errors import UserError
-from hocket.transport.hosts import Host, are_here
+from hocket.launch.hosts import Host, are_here
+from hocket.launch.job_output import JobOutput, Report
+from hocket.launch.mpi_there import why_no_mpi4py
+from hocket.launch.mpiexec import Mpiexec, find_mpiexec
+from hocket.launch.rank_process import allow_files, variables_of_ranks
 from hocket.transport.job_notes import (
     PID_FOLDER_VARIABLE,
     ask_ranks,
@@ -27,10 +31,6 @@ from hocket.transport.job_notes import (
     processes_of,
     some_have_died,
 )
-from hocket.transport.job_output import JobOutput, Report
-from hocket.transport.mpi_there import why_no_mpi4py
-from hocket.transport.mpiexec import Mpiexec, find_mpiexec
-from hocket.transport.rank_process import allow_files, variables_of_ranks
 
 _log = logging.getLogger("hocket")
 

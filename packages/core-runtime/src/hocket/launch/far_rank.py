@@ -1,4 +1,4 @@
-"""A rank on another host, as its starter's ssh begins it: `python -m hocket.transport.far_rank FOLDER PROGRAM...`.
+"""A rank on another host, as its starter's ssh begins it: `python -m hocket.launch.far_rank FOLDER PROGRAM...`.
 
 Signals for the rank come as numbers, a line each, on standard input. Its end is the starter's end, or the connection's.
 """
@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from hocket.transport.rank_process import end_with_parent
+from hocket.launch.rank_process import end_with_parent
 
 # Seconds that the rank may take to end by itself.
 _ENDING_TIMEOUT_S = 3.0

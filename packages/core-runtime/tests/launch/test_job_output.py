@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.transport.job_output import JobOutput, Report
+from hocket.launch.job_output import JobOutput, Report
 
 DASHES, EQUALS = "-" * 74, "=" * 83
 

@@ -81,7 +81,7 @@ class Differing:
             broadcast_tensors(plain_tensors(tensor), lane, 0)
 
 
-class Beside:
+class UntrainedTensors:
     """A model's frozen parameters and buffers, on all ranks.
 
     Only a statistic has a mean: that of the unit vectors of a spectral norm is no unit vector, and a queue's or a

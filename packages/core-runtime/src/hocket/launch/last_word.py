@@ -7,9 +7,9 @@ import sys
 import time
 
 from hocket.errors import HocketError, UserError
+from hocket.launch.joining import launched, launched_rank, speaks_first
 from hocket.transport import forks
 from hocket.transport.job_notes import PID_FOLDER_VARIABLE, note_ending, was_started_by_rank
-from hocket.transport.joining import launched, launched_rank, speaks_first
 
 # Of several ranks with one mistake the first reports it; with its exit a launcher ends the others.
 _FIRST_SPEAKS_S = 2.0

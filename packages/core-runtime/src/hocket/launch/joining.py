@@ -9,15 +9,15 @@ from typing import Any
 
 from hocket.errors import UserError
 from hocket.installing import how_to_install
-from hocket.transport.absent import watching
-from hocket.transport.island_jobs import find_in_islands, refuse_without_ranks
+from hocket.launch.absent import watching
+from hocket.launch.island_jobs import find_in_islands, refuse_without_ranks
+from hocket.launch.mpi_there import why_no_mpi4py
+from hocket.launch.rank_process import allow_files
+from hocket.launch.torch_variables import missing_variables
 from hocket.transport.job_notes import note_joining, note_pid
 from hocket.transport.launchers import Launched, looks_launched
-from hocket.transport.mpi_there import why_no_mpi4py
 from hocket.transport.peer import Peer
-from hocket.transport.rank_process import allow_files
 from hocket.transport.single import SinglePeer
-from hocket.transport.torch_variables import missing_variables
 
 _log = logging.getLogger("hocket")
 
@@ -75,8 +75,8 @@ def chosen_transport(found: Launched, asked: str | None = None) -> str:
 
 
 @cache
-def _warn_of_strangers() -> None:
-    """Warn once if an unknown launcher may have started other processes like this one."""
+def _warn_of_strangers(warn_alone: bool) -> None:
+    """Warn once if an unknown launcher may have started others like this one, or, if asked, of a rank alone."""
     found = looks_launched(os.environ)
     if found:
         _log.warning(
@@ -84,6 +84,8 @@ def _warn_of_strangers() -> None:
             "ranks with mpiexec, torchrun or srun, or unset these variables",
             ", ".join(found),
         )
+    elif warn_alone:
+        _log.warning("one rank trains alone: start several by `hocket launch -n 4 SCRIPT`")
 
 
 def has_joined() -> bool:
@@ -118,9 +120,7 @@ def join(transport: str | None = None, *, torch_variables: bool = False, warn_al
         found = launched()
         if found is None:
             refuse_without_ranks(os.environ)
-            _warn_of_strangers()
-            if warn_alone:
-                _log.warning("one rank trains alone: start several by `hocket launch -n 4 SCRIPT`")
+            _warn_of_strangers(warn_alone)
             return SinglePeer()
         chosen = chosen_transport(found, transport)
         allow_files(found.size)

@@ -16,9 +16,9 @@ from typing import ClassVar
 
 from hocket.errors import UserError
 from hocket.installing import how_to_install
-from hocket.transport.hosts import Host
-from hocket.transport.job_output import Report
-from hocket.transport.rank_process import end_with_parent, forwarded, home
+from hocket.launch.hosts import Host
+from hocket.launch.job_output import Report
+from hocket.launch.rank_process import end_with_parent, forwarded, home
 
 _FIRST_WITH_ULFM = 5
 # A user's own choice of where Open MPI's files go: it takes no second one.
