@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,10 @@ def run(peer: Peer, num: int, global_batch: int, strategy: list[str]) -> dict[st
     lines = README.read_text().split("```diff\n", 1)[1].split("```", 1)[0].splitlines()
     script = "\n".join(line[1:] for line in lines if not line.startswith("-"))
     script = script.replace("dataset, 32)", f"dataset, {global_batch // peer.size})")
-    script = script.replace('"diloco"', f"hocket.compose({json.dumps(strategy)[1:-1]})")
+    composed = f"hocket.compose({json.dumps(strategy)[1:-1]})"
+    script = re.sub(r"hocket\.compose\(.*\)", composed, script)
     assert f"{global_batch // peer.size})" in script
+    assert composed in script
     torch.manual_seed(peer.rank)
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
     losses: list[tuple[float, float]] = []
