@@ -86,7 +86,7 @@ def test_a_log_that_cannot_grow_names_its_file_and_keeps_its_rows(
 @pytest.mark.usefixtures("drawn_pictures")
 @pytest.mark.parametrize(
     ("size", "width", "name"),
-    [(3000, 4, "metrics.jsonl"), (15_000, 128, "model.safetensors"), (15_000, 4, "metrics.png")],
+    [(4500, 4, "metrics.jsonl"), (15_000, 128, "model.safetensors"), (15_000, 4, "metrics.png")],
 )
 def test_a_run_ends_with_the_file_that_cannot_be_written(
     size: int, width: int, name: str, hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
