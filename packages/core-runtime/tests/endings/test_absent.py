@@ -46,13 +46,15 @@ def test_the_others_end_with_a_line(transport: str, variable: str, tmp_path: Pat
     )
     assert time.monotonic() - begun_s < LONGEST_S
     told = [line for line in ended.stderr.splitlines() if line.startswith("hocket: rank")]
-    assert (ended.returncode, told) == (
-        1,
-        [
-            "hocket: rank 0 waits for rank 1, which has ended before joining the job (sys.exit, or the end of the "
-            "script?). All ranks must call hocket.attach or hocket.join; all ranks end"
-        ],
-    ), ended.stderr
+    # Over torch the launcher knows it, and ends the job, often before rank 0 has looked for rank 1.
+    lines = {
+        "hocket: rank 0 waits for rank 1, which has ended before joining the job (sys.exit, or the end of the "
+        "script?). All ranks must call hocket.attach or hocket.join; all ranks end",
+        "hocket: rank 1 ended with exit code 0 before it joined the job, which others wait for; all ranks were ended",
+    }
+    assert ended.returncode == 1
+    assert told, ended.stderr
+    assert {*told} <= lines, ended.stderr
 
 
 class Host:

@@ -213,7 +213,7 @@ def test_no_thread_outlives_a_session_that_a_signal_ends(tmp_path: Path) -> None
     def train() -> None:
         with hocket.attach(model, optimizer, "sgd") as session:
             session.save_on_signal(tmp_path)
-            for _ in session.data(range(1000), same_batches=True):
+            for _ in session.data(range(20_000), same_batches=True):
                 if session.step == 2:
                     signal.raise_signal(signal.SIGUSR1)
                 model(torch.ones(3, 4)).sum().backward()

@@ -91,11 +91,7 @@ def test_only_parameters_and_statistics_have_a_mean(strategy: Any, caplog: pytes
         assert torch.equal(within["odd"], _ODD)
         own = differing(rank).state_dict()
         assert all(torch.equal(after[name], own[name]) for name in own if not name.startswith("student"))
-    told = [
-        message
-        for message in caplog.messages
-        if message.startswith("session.consensus") or "shape" in message
-    ]
+    told = [message for message in caplog.messages if message.startswith("consensus") or "shape" in message]
     assert len(told) == 2
     assert "place, queue, vector" in told[0]
     assert "cache, filled: is of another shape" in told[1]

@@ -36,11 +36,11 @@ def told(
 
 def test_a_consensus_between_outer_steps_says_of_which_step_it_is(caplog: pytest.LogCaptureFixture) -> None:
     strategy = {"parameters": [{"collective": "allreduce", "every": 4, "outer": OUTER}]}
-    [text, *_] = [each for each in told(caplog, strategy, 6) if "session.consensus()" in each]
+    [text, *_] = [each for each in told(caplog, strategy, 6) if "consensus at step" in each]
     assert "at step 6: the model is that of the outer parameters at step 4" in text
-    assert len([each for each in caplog.messages if "session.consensus()" in each]) == 1
+    assert len([each for each in caplog.messages if "consensus at step" in each]) == 1
     caplog.clear()
-    assert not [each for each in told(caplog, strategy, 8) if "session.consensus()" in each]
+    assert not [each for each in told(caplog, strategy, 8) if "consensus at step" in each]
 
 
 def test_bfloat16_parameters_say_that_they_travel_as_float32(caplog: pytest.LogCaptureFixture) -> None:

@@ -111,7 +111,7 @@ class Asked:
             raise UserError(f"{' and '.join(targets)}: name one recipe, file or run, or none")
         overrides = [*(word for word in words if word not in targets), *settings]
         self.registry, self.target, self.params = registry, next(iter(targets), None), None
-        if targets and (Path(targets[0]) / CONFIG).is_file():
+        if targets and os.path.isfile(Path(targets[0], CONFIG)):
             self.target, self.params, measured = _of_folder(Path(targets[0]))
             overrides = [*measured, *overrides]
         keys = (*SLOTS, *OF_STRATEGIES)
