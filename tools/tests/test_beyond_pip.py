@@ -41,7 +41,11 @@ def test_what_is_not_there_is_told_once(strict: bool, tmp_path: Path) -> None:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "HOCKET_SKIP"))
     }
-    environment |= {"HOCKET_SKIPPED": "skipped", **({"HOCKET_SKIP_NOTHING": "1"} if strict else {})}
+    environment |= {
+        "PYTHONPATH": str(ROOT / "tools"),
+        "HOCKET_SKIPPED": "skipped",
+        **({"HOCKET_SKIP_NOTHING": "1"} if strict else {}),
+    }
     command = [
         sys.executable,
         "-m",
