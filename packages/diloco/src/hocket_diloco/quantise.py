@@ -79,7 +79,7 @@ class Quantise(Compressor):
         format: the form of a value.
         per: the values that share a table: those of a parameter, of a row (a vector is one row), or of a run of
             `chunk` elements. With `diloco.chunk_topk` a row, like a chunk, is the message of one of its chunks.
-        chunk: elements of a run, 8 or more.
+        chunk: the number of consecutive elements in a run, 8 or more.
         statistical: true: levels are means of bins.
 
     Raises:

@@ -63,8 +63,8 @@ class PartialAllreduce(Collective):
             far; null for no bound.
         algorithm: the algorithm that forms the sum by messages: `recursive_doubling`, as in the paper, takes the fewest
             steps, a `ring` sends the fewest bytes, and a `star` wakes each rank only twice, for more ranks than cores.
-        shared: true: if all ranks are on one host, the rank that starts a round reads the others' gradients from shared
-            memory, and wakes nobody; false, or on several hosts: messages are sent.
+        shared: true: the rank that starts a round reads the others' gradients from shared memory, and wakes no rank
+            for it; this needs all ranks on one host. false, or on several hosts: ranks send messages.
         seed: the draws' seed.
 
     Raises:

@@ -42,7 +42,7 @@ class _Factors(State):
 
 @dataclass(frozen=True)
 class PowerSGD(Compressor):
-    """A low-rank approximation of the sum of the ranks' matrices, by two short messages that all ranks sum.
+    """A low-rank approximation of the sum of the ranks' matrices, whose two thin factors are summed over the ranks.
 
     A parameter of more than two dimensions is a matrix whose rows are those of its first. Vectors, and matrices that
     would not become `min_saving` times smaller, travel whole, in the second message, which ends with the trailer. Both

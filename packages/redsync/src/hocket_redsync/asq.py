@@ -35,11 +35,10 @@ class Feedback(StrEnum):
 
 @dataclass(frozen=True)
 class Asq(ResidualCompressor):
-    """Quantisation with alternating signs: the k largest elements, or the k smallest, replaced by their mean.
+    """Quantisation: in even rounds the k largest elements, in odd ones the k most negative, replaced by their mean.
 
-    Even rounds send the largest, odd ones the smallest. They are all of one sign; where fewer than k are, those are
-    sent. The sets are trimmed, never sampled. The output layer, the module that owns the model's last parameters, is
-    sent with its values.
+    The elements of a round have one sign; if fewer than k have it, only those are sent. The sets are trimmed, never
+    sampled. The output layer, the module that owns the model's last parameters, is sent with its values.
 
     Attributes:
         feedback: the residual that stays for elements that were sent.

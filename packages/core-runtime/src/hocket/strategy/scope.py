@@ -157,7 +157,7 @@ class Group(_Grouped):
 
 @dataclass(frozen=True)
 class Leaders(_Grouped):
-    """The scope of one rank from each group: its first, or with `sharded` another one for each segment."""
+    """The scope of one rank from each group: its first, or, with `sharded`, a different one for each segment."""
 
     def parts(self, placement: Placement) -> tuple[Ranks, ...]:
         """Return the first ranks of the groups; with `sharded` also the second ones, the third ones, ..."""
