@@ -59,7 +59,9 @@ def refuse_foreign(folder: Path, names: Iterable[str], option: str = "") -> None
     if others:
         note = _read(folder)
         lost = (
-            f" ({folder / NOTE}, which names what it has, is damaged: {note.damage})" if note.damage else ""
+            f" ({folder / NOTE}, the list of what Hocket wrote there, is damaged: {note.damage})"
+            if note.damage
+            else ""
         )
         found = [f"{name}{_leading_nowhere(folder / name)}" for name in others]
         raise UserError(

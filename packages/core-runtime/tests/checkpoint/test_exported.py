@@ -240,7 +240,10 @@ def test_a_run_without_a_model_is_told_where_one_may_be(run: Path, tmp_path: Pat
 
     virtual(2).run(train)
     shutil.copytree(run, tmp_path / "cut", ignore=shutil.ignore_patterns("checkpoints", "model*", "summary*"))
-    of_script = f"{tmp_path / 'script'} is the run of a script: name the folder that the script gives session.save, or"
+    of_script = (
+        f"{tmp_path / 'script'} is the run of a script, not a checkpoint: pass the folder that the script gives to "
+        "session.save or session.export"
+    )
     for arguments, message in (
         (["script"], of_script),
         (["script", "--format", "torch"], of_script),

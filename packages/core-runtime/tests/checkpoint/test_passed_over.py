@@ -39,7 +39,7 @@ def another_step(path: Path) -> None:
 
 DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     ("manifest.json", cut, "manifest.json is damaged: JSONDecodeError"),
-    ("manifest.json", another_step, "rank-0000.safetensors is of step 4, and"),
+    ("manifest.json", another_step, "rank-0000.safetensors was saved at step 4, "),
     ("rank-0001.safetensors", cut, "rank-0001.safetensors: expected"),
     ("rank-0001.safetensors", Path.unlink, "it is missing"),
     ("rank-0001.safetensors", flip_last, "rank 1: "),

@@ -105,7 +105,7 @@ def test_an_mpiexec_of_another_mpi_is_a_problem() -> None:
     finding = match(openmpi, "MPICH 5.0.2", "it")
     assert finding.verdict is Verdict.PROBLEM
     assert finding.text.startswith(
-        "it starts ranks that do not find each other, since mpi4py uses MPICH 5.0.2"
+        "it and mpi4py are of different MPI libraries, so ranks do not find each other: mpi4py uses MPICH 5.0.2, "
     )
 
 

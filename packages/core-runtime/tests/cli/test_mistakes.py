@@ -113,7 +113,7 @@ def test_a_mistake_is_found_without_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["recipe=crossover"], "recipe sgd would override it: name crossover instead of sgd"),
+        (["recipe=crossover"], "recipe sgd, named first, would override it: name crossover in place of sgd"),
         (["strategy=agd"], "A recipe is named first, `hocket run agd`, or by recipe: agd in a file"),
         (["strategy=sgd,agd"], "a sweep alone takes strategy=. A run for each of several values: "
          "`hocket sweep sgd strategy=sgd,agd`"),

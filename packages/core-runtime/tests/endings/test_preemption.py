@@ -131,8 +131,8 @@ class TestAScript:
         ended = job.end()
         [message] = messages(ended.errors)
         assert message == (
-            "hocket: asked to end: within 2 s rank 1 did not receive the request: a signal to one rank reaches only "
-            "ranks that can reach its host; the last checkpoint stands; all ranks end"
+            "hocket: asked to end, but within 2 s rank 1 did not receive the request (a signal to one rank reaches "
+            "only ranks that can reach its host): all ranks end without a new checkpoint, the last one stands"
         )
         assert ended.status == 143
         assert not (tmp_path / "saved").exists()
@@ -143,8 +143,10 @@ class TestAScript:
         job = script("slow")
         job.signal(signal.SIGUSR1)
         [message] = messages(job.end().errors)
-        assert message.startswith("hocket: asked to end: within 2 s step ")
-        assert message.endswith(" was not over and saved; the last checkpoint stands; all ranks end")
+        assert message.startswith("hocket: asked to end, but within 2 s step ")
+        assert message.endswith(
+            " was not over and saved: all ranks end without a new checkpoint, the last one stands"
+        )
 
     def test_that_has_come_to_its_end_ends_well(self, script: Callable[..., Job], tmp_path: Path) -> None:
         job = script("last step")

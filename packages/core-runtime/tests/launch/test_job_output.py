@@ -84,8 +84,8 @@ def test_mpich_may_name_a_rank_that_it_has_killed_itself(tmp_path: Path) -> None
     rest, cause = filtered(MPICH_KILLED.replace("CODE: CODE", "CODE: 9"), tmp_path, "=")
     assert rest.strip() == ""
     assert cause == (
-        "a rank on vm was killed by SIGKILL (out of memory?) or ended without a message, possibly "
-        "rank 3; all ranks were ended"
+        "a rank on vm (possibly rank 3) was killed by SIGKILL (out of memory?), or ended without a message; "
+        "all ranks were ended"
     )
     rest, cause = filtered(MPICH_KILLED.replace("CODE: CODE", "CODE: 11"), tmp_path, "=")
     assert (rest.strip(), cause) == ("", "rank 3 on vm was killed by SIGSEGV; all ranks were ended")

@@ -310,7 +310,8 @@ def test_a_kill_between_two_names_loses_nothing(tmp_path: Path, monkeypatch: pyt
         assert not out.exists()
         with (
             pytest.raises(
-                CheckpointError, match=r"no such file or folder; .*out\..* is an export to it, whole"
+                CheckpointError,
+                match=r"no such file or folder; .*out\..* is a complete export, .* rename it to out$",
             ),
             open_model(out),
         ):

@@ -148,7 +148,7 @@ def test_compiled() -> None:
     [
         (
             torch.ones(2, 2, dtype=torch.complex64),
-            r"is torch\.complex64: .*float64 can be carried \(keep a complex one",
+            r"is torch\.complex64: .*float64 can be exchanged \(keep a complex one",
         ),
         (
             torch.ones(1).expand(4),

@@ -86,13 +86,9 @@ class ChunkTopK(Compressor):
 
     def __post_init__(self) -> None:
         if not 0 <= self.tile <= _LONGEST_TILE:
-            raise ValueError(
-                f"tile must be 0 to {_LONGEST_TILE}, because indices have 12 bits, not {self.tile}"
-            )
+            raise ValueError(f"tile must be 0 to {_LONGEST_TILE}, not {self.tile}, as indices have 12 bits")
         if not 1 <= self.chunk <= LARGEST_CHUNK:
-            raise ValueError(
-                f"chunk must be 1 to {LARGEST_CHUNK}, because indices have 12 bits, not {self.chunk}"
-            )
+            raise ValueError(f"chunk must be 1 to {LARGEST_CHUNK}, not {self.chunk}, as indices have 12 bits")
         if not 1 <= self.k <= self.chunk:
             raise ValueError(f"k must be 1 to {self.chunk}, the elements of a chunk, not {self.k}")
 

@@ -99,7 +99,7 @@ class PipelineSession(EngineSession):
         """Return the mesh of all ranks; refuse what no pipeline can do."""
         if len(given.optimizers) > 1:
             raise AttachError(
-                f"a pipeline takes one optimizer, of which each stage gets a copy, not {self.optimizers.kind}"
+                f"a pipeline takes one optimizer, not {self.optimizers.kind}: each stage gets a copy of it"
             )
         try:
             mesh = self._engine.mesh(size)

@@ -39,11 +39,11 @@ _NO_METRICS = ("_runtime", "_per_second", "total_flos")
 #: Arguments of Trainer's that the session stands in for, with what to do.
 _REFUSED = {
     "auto_find_batch_size": "ranks would train with batches of different sizes: set per_device_train_batch_size",
-    "deepspeed": "it shares the model out over the ranks, and Hocket exchanges whole models: leave one of the two out",
+    "deepspeed": "it shards the model over the ranks, and Hocket exchanges whole models: leave one of the two out",
     "enable_jit_checkpoint": "ranks would save different steps: set save_steps",
-    "fsdp": "it shares the model out over the ranks, and Hocket exchanges whole models: leave one of the two out",
+    "fsdp": "it shards the model over the ranks, and Hocket exchanges whole models: leave one of the two out",
     "ignore_data_skip": "the session goes on in the middle of the pass, and reads nothing twice: leave it out",
-    "parallelism_config": "it shares the model out over the ranks, and Hocket exchanges whole models: leave it out",
+    "parallelism_config": "it shards the model over the ranks, and Hocket exchanges whole models: leave it out",
     "use_legacy_prediction_loop": "it would evaluate each rank's own replica: leave it out",
 }
 

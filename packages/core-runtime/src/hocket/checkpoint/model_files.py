@@ -184,7 +184,8 @@ def _files_in(path: Path) -> list[Path]:
     if not path.is_dir():
         left = whole_beside(path)
         also = (
-            f"; {left} is an export to it, whole, whose process was killed before it had its name: rename it"
+            f"; {left} is a complete export, whose process was killed just before it was renamed: rename it to "
+            f"{path.name}"
         )
         raise CheckpointError(f"{path}: there is no such file or folder{also if left else ''}")
     index = path / INDEX

@@ -266,7 +266,8 @@ class _Flattener:
         value = value.detach()
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise CheckpointError(
-                f"{path} is a {value.layout} tensor on {value.device}: only strided tensors with values can be saved"
+                f"{path} is a {_kind(value)} tensor: only strided tensors that have values and are not quantised can "
+                "be saved"
             )
         kind = "complex" if value.is_complex() else "tensor"
         if value.is_complex():
@@ -325,8 +326,8 @@ class _ExactFlattener(_Flattener):
     def _tensor(self, value: Tensor, path: str) -> dict[str, JSON]:
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise UserError(
-                f"{path or 'the value'} is a {value.layout} tensor on {value.device}: ranks can send each other only "
-                "strided tensors with values"
+                f"{path or 'the value'} is a {_kind(value)} tensor: ranks can send each other only strided tensors "
+                "that have values and are not quantised"
             )
         return {"tensor": self._name(value, path)}
 
@@ -335,6 +336,11 @@ class _ExactFlattener(_Flattener):
             return super()._array(value, path)
         except CheckpointError as error:
             raise UserError(str(error)) from error
+
+
+def _kind(value: Tensor) -> str:
+    """Return the property of a tensor for which it cannot be stored, in a word."""
+    return "meta" if value.is_meta else "quantised" if value.is_quantized else str(value.layout)
 
 
 def _named(module: str, name: str) -> Any:

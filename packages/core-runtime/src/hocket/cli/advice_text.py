@@ -14,8 +14,8 @@ from hocket.quantities import format_bits_per_second, format_bytes, format_count
 _ASSUMED = (
     f"Exchanges take the time that `hocket plan` shows, one at a time. {ASSUMED_OVERLAP} Compressing takes none "
     "without --measure. Ranks wait for late ones, except in partial collectives (eager).",
-    "* marks the least measured cost among the strategies that predictions cannot tell from the fastest. Costs are "
-    "those of other models (docs/atlas): compare with your own by `hocket sweep` and `hocket compare`.",
+    "* marks, among the strategies predicted about as fast as the fastest, the one of the least measured cost. Costs "
+    "were measured on other models (docs/atlas): measure yours with `hocket sweep` and `hocket compare`.",
 )
 #: Columns within which the answer takes 15 lines.
 _NARROW = 80

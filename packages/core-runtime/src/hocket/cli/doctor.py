@@ -87,8 +87,8 @@ def examine() -> Iterator[Finding]:
         )
     yield gpu()
     yield from plugins()
-    yield _drawing("matplotlib", "pictures of runs, metrics.png")
-    yield _drawing("plotly", "pages of comparisons and with --report")
+    yield _drawing("matplotlib", "pictures of runs (metrics.png)")
+    yield _drawing("plotly", "pages that comparisons and --report write")
 
 
 def examine_with_folder(out: Path) -> Iterator[Finding]:
@@ -202,12 +202,13 @@ def match(mpiexec: Mpiexec, library: str, text: str) -> Finding:
     if vendor != mpiexec.vendor:
         return Finding.problem(
             "mpiexec",
-            f"{text} starts ranks that do not find each other, since mpi4py uses {library}: install the "
-            f"mpiexec of that one beside this Python ({_INSTALL_MPI})",
+            f"{text} and mpi4py are of different MPI libraries, so ranks do not find each other: mpi4py uses "
+            f"{library}, install its mpiexec in this Python's environment ({_INSTALL_MPI})",
         )
     if number not in mpiexec.version:
         return Finding.note(
-            "mpiexec", f"{text} is another version than mpi4py's {library}, which mostly works"
+            "mpiexec",
+            f"{text} is of another version than {library}, which mpi4py uses: such a pair mostly works",
         )
     return Finding.ok("mpiexec", f"{text}, of the same MPI")
 

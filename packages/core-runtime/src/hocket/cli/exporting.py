@@ -109,7 +109,10 @@ def _elsewhere(folder: Path) -> str:
     """Return the advice for a run's folder without a checkpoint."""
     if not is_of_script(read_config(folder / CONFIG)):
         return f"With checkpoint.every=N a run leaves checkpoints; its model is in {MODEL} at its end"
-    return f"{folder} is the run of a script: name the folder that the script gives session.save, or session.export"
+    return (
+        f"{folder} is the run of a script, not a checkpoint: pass the folder that the script gives to session.save or "
+        "session.export"
+    )
 
 
 def _model(folder: Path, name: str | None) -> nn.Module:

@@ -50,14 +50,14 @@ _OPTIONS = (
         "network.bandwidth_bits_per_s",
         bits_per_second,
         "1gbit",
-        "Bandwidth of each host's link; default: the run's, 10gbit.",
+        "Bandwidth of each host's link; default: that of the run given, or 10gbit.",
     ),
     setting_option(
         "--latency",
         "network.latency_s",
         partial(seconds, longest_s=_LONGEST_LATENCY_S),
         "50us",
-        "Latency of a message; default: the run's, 20us.",
+        "Latency of a message; default: that of the run given, or 20us.",
     ),
 )
 

@@ -20,7 +20,7 @@ island_option: Option = click.option(
     "--island",
     type=click.IntRange(1, MOST_RANKS),
     callback=lambda _context, _parameter, island: island_overrides(island),
-    help="Number of ranks that shard a replica (FSDP2, tensor parallelism); default: the run's, 1.",
+    help="Number of ranks that shard a replica (FSDP2, tensor parallelism); default: that of the run given, or 1.",
 )
 
 

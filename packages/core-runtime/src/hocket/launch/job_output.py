@@ -134,8 +134,8 @@ class Report:
             if code == signal.SIGKILL:
                 # The proxy kills all ranks when one is gone, and may report one of these.
                 self._set_cause(
-                    f"a rank on {host} was killed by SIGKILL (out of memory?) or ended without a message, "
-                    f"possibly {who}"
+                    f"a rank on {host} (possibly {who}) was killed by SIGKILL (out of memory?), or ended without a "
+                    "message"
                 )
             elif code in set(signal.Signals):
                 self._killed(who, host, code)

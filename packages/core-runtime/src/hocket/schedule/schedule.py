@@ -102,7 +102,8 @@ class Schedule:
                 continue
             if not 0 <= operation.tag < self.num_tags:
                 raise ScheduleError(
-                    f"operation {operation.name!r} has tag {operation.tag}, but num_tags is {self.num_tags}"
+                    f"operation {operation.name!r} has tag {operation.tag}, but num_tags is {self.num_tags}: tags are "
+                    "0 to num_tags - 1"
                 )
             other = operation.to if isinstance(operation, Send) else operation.source
             message = (type(operation), other, operation.tag)

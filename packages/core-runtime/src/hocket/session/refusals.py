@@ -217,13 +217,13 @@ def _check_parameter(name: str, parameter: nn.Parameter, part: Tensor) -> None:
         )
     if parameter.is_nested or parameter.layout != torch.strided:
         raise AttachError(
-            f"parameter {name} has layout {_layout(parameter)}: only strided parameters can be carried"
+            f"parameter {name} has layout {_layout(parameter)}: only strided parameters can be exchanged"
         )
     if not parameter.requires_grad:
         return
     if not parameter.is_floating_point() or parameter.dtype.itemsize < torch.float16.itemsize:
         raise AttachError(
-            f"parameter {name} is {parameter.dtype}: float16, bfloat16, float32 and float64 can be carried"
+            f"parameter {name} is {parameter.dtype}: float16, bfloat16, float32 and float64 can be exchanged"
             + (" (keep a complex one as two real ones, torch.view_as_real)" if parameter.is_complex() else "")
         )
     if is_sharded(parameter) and type(part) not in (Tensor, nn.Parameter):

@@ -381,8 +381,8 @@ class CompressorConformance:
                 travels = arrived != 0
             lost = (out == 0) & ~travels & ~padding_of(segment)
             assert not lost.any(), (
-                f"{_places(lost)} do not travel in the message, and clear_sent sets them to 0: with leaves_out=True "
-                "that loses a rank's own parameters, and the momentum of what waits"
+                f"clear_sent sets {_places(lost)} to 0, which the message does not contain: with leaves_out=True "
+                "elements that are not sent must stay as they are, so clear only what was sent"
             )
 
     def test_what_leaves_elements_out_says_so(self, compressor: Compressor, segment: Segment) -> None:

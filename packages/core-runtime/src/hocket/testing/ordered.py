@@ -66,7 +66,7 @@ class _OrderedPeer(WrapperPeer):
         return _OrderedLane(held, self._host.begun, self._host.ranks)
 
     def allgather_bytes(self, *args: object) -> list[bytes]:
-        raise AssertionError("control messages go by the host")
+        raise AssertionError("allgather_bytes of a device's peer: control messages go over the host's")
 
 
 class OrderedHost(WrapperPeer):

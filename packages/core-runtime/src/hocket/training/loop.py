@@ -140,7 +140,7 @@ def refuse_nothing_learned(summary: TreeView, peer: Peer) -> None:
     """
     steps = summary["steps"]
     if steps and min(summary["skipped_steps_ranks"]) == steps:
-        gather(peer, None, what="what rank 0 writes of the run")
+        gather(peer, None, what="the run's files, which rank 0 writes")
         raise NonFiniteError(
             f"all {steps} steps were skipped, because the gradients held NaN or Inf (on_nonfinite=skip): the model "
             "was not trained. Lower optimizer.lr, clip gradients (clip_grad_norm=1.0), or look for NaN in the data"

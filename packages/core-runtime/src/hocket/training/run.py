@@ -75,7 +75,8 @@ class RunConfig(RunSettings):
         size = self.island.ranks
         if size > 1 and not isinstance(engine, DataParallel):
             raise CompositionError(
-                f"island of {size} ranks: engine {self.engine.name} needs whole models: leave island or engine out"
+                f"engine {self.engine.name} needs whole models, but an island of {size} ranks shares one: leave "
+                "island or engine out"
             )
         if ranks % size:
             raise CompositionError(

@@ -73,8 +73,8 @@ def refuse_lists(optimizers: Iterable[torch.optim.Optimizer]) -> None:
         for name in ("foreach", "fused"):
             if group.get(name):
                 raise CompositionError(
-                    f"optimizer.{name}: torch steps whole parameters and those of tensor parallelism not in one list: "
-                    f"leave {name} out"
+                    f"optimizer.{name}: torch cannot step whole and tensor-parallel parameters together with {name}: "
+                    "leave it out"
                 )
 
 

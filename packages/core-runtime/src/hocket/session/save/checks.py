@@ -78,7 +78,7 @@ def require_run(manifest: Manifest, file: StateFile) -> None:
     step = file.read("session")["step"]
     if step != manifest.step:
         raise DamagedError(
-            f"{file.path} is of step {step}, and {file.path.parent / MANIFEST} of {manifest.step}"
+            f"{file.path} was saved at step {step}, {file.path.parent / MANIFEST} at step {manifest.step}"
         )
 
 

@@ -230,11 +230,12 @@ def _give_up(point: SavePoint, target: int, missing: Sequence[int]) -> None:
         time.sleep(_GRACE_S)
     if missing:
         ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
-        why = f"{ranks} did not receive the request: a signal to one rank reaches only ranks that can reach its host"
+        why = f"{ranks} did not receive the request (a signal to one rank reaches only ranks that can reach its host)"
     else:
         why = f"step {target} was not over and saved"
     message = (
-        f"hocket: asked to end: within {_PATIENCE_S:.0f} s {why}; the last checkpoint stands; all ranks end"
+        f"hocket: asked to end, but within {_PATIENCE_S:.0f} s {why}: all ranks end without a new checkpoint, the "
+        "last one stands"
     )
     if session.peer.threads.shares_process:
         print(message, file=sys.stderr, flush=True)

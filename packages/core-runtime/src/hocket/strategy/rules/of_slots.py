@@ -115,8 +115,8 @@ def push_sum_is_alone(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "topology",
-                f"{title_of(exchange.topology)} needs push-sum weights, which other exchanges of parameters do not "
-                "have: use a doubly stochastic topology here (ring, exponential, random_matching)",
+                f"{title_of(exchange.topology)} needs push-sum weights, which allow no other exchange of parameters: "
+                "remove the others, or use a doubly stochastic topology (ring, exponential, random_matching)",
             )
 
 
