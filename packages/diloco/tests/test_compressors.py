@@ -154,7 +154,7 @@ def test_a_value_of_sparseloco_takes_14_bits() -> None:
         (lambda: Quantise(chunk=4), "chunk must be 8 or more, not 4"),
         (lambda: Quantise(format=Format.E3M0, statistical=True), "e3m0 has fixed levels"),
         (lambda: ChunkTopK(5000), "chunk must be 1 to 4096, not 5000, as indices have 12 bits"),
-        (lambda: ChunkTopK(64, 65), "k must be 1 to 64, the elements of a chunk, not 65"),
+        (lambda: ChunkTopK(64, 65), r"k must be 1 to 64 \(the elements of a chunk\), not 65"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, message: str) -> None:

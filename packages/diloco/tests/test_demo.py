@@ -202,7 +202,10 @@ def test_all_coefficients_are_all_values() -> None:
         (lambda: MomentumCorrection(Dct(ChunkTopK())), "put momentum_correction inside"),
         (lambda: Dct(ChunkTopK(), tile=0), "tile must be 1 or more"),
         (lambda: Dct(Answering()), "use it without dct"),
-        (lambda: Dct(ErrorFeedback(ChunkTopK(tile=32))), "that of the compressor inside, 32, not 64"),
+        (
+            lambda: Dct(ErrorFeedback(ChunkTopK(tile=32))),
+            "tile is 64, but that of the compressor inside is 32",
+        ),
         (lambda: ChunkTopK(tile=65), "tile must be 0 to 64"),
     ],
 )

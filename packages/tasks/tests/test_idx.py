@@ -43,7 +43,7 @@ def test_truncated_anywhere_is_refused(path: Path, array: NDArray[np.uint8], dat
     content = encode(array)
     path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
 
-    with pytest.raises(UserError, match=r"samples: (truncated|not an IDX file)"):
+    with pytest.raises(UserError, match=r"samples is (truncated|not an IDX file)"):
         read_idx(path, num_dims=2)
 
 
@@ -81,10 +81,10 @@ def test_damaged_compression_is_refused(path: Path, damage: str) -> None:
     flipped = bytearray(content)
     flipped[-6] ^= 0xFF  # within the checksum
     path.write_bytes(content[:-20] if damage == "truncated" else bytes(flipped))
-    with pytest.raises(UserError, match="samples: cannot be read"):
+    with pytest.raises(UserError, match="samples cannot be read"):
         read_idx(path, num_dims=1)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nothing: cannot be read: .*No such file"):
+    with pytest.raises(UserError, match=r"nothing cannot be read: .*No such file"):
         read_idx(tmp_path / "nothing", num_dims=1)

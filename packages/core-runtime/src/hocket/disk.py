@@ -144,7 +144,7 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WriteError(f"{error.filename or path}: cannot be written: {reason(error)}") from error
+        raise WriteError(f"{error.filename or path} cannot be written: {reason(error)}") from error
 
 
 def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> int:

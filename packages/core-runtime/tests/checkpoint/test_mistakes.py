@@ -100,7 +100,7 @@ def change_manifest(**changes: Any) -> Callable[[Path], None]:
         ("rank-0001.safetensors", flip_last, "rank 1: .*rank-0001.safetensors does not hold what was written"),
         ("manifest.json", change_manifest(checksums={}), "manifest.json is damaged: checksums: found "),
         ("manifest.json", truncate, "manifest.json is damaged"),
-        ("manifest.json", change_manifest(format=1), "format: found 1, written by hocket-core .* reads 4"),
+        ("manifest.json", change_manifest(format=1), "has format 1, written by hocket-core .* reads 4"),
         ("manifest.json", change_manifest(step=None), "manifest.json is damaged: found run, ranks, "),
         ("manifest.json", Path.unlink, "there is no complete checkpoint in .*; step-00000003 is incomplete"),
     ],

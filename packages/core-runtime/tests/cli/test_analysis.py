@@ -65,7 +65,7 @@ def test_without_matplotlib_there_is_a_table(
         (["dpsgd", "--compare", "rign"], "--compare rign: there is no topology 'rign'. Did you mean 'ring'? There "),
         (["dpsgd", "--compare", "{name: ring, x: 1}"], "--compare {name: ring, x: 1}: x: unknown key"),
         (["dpsgd", "--compare", "{"], "--compare {: give a topology's name"),
-        (["dpsgd", "--picture", "no/such/folder/x.png"], "--picture no/such/folder/x.png: cannot be written"),
+        (["dpsgd", "--picture", "no/such/folder/x.png"], "--picture no/such/folder/x.png cannot be written"),
     ],
 )  # fmt: skip
 def test_mistakes(

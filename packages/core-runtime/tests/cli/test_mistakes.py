@@ -133,7 +133,7 @@ def test_a_mistake_is_found_without_torch(tmp_path: Path) -> None:
         (["optimizer.lrr=1"], "override 'optimizer.lrr=1': optimizer.lrr: unknown argument of sgd. Did you mean 'lr'"),
         (["optimizer.lr=-1"], "optimizer: sgd refuses lr: -1, momentum: 0.9: Invalid learning rate: -1"),
         (["engine=pipeline"], "override 'engine=pipeline': engine: there is no engine 'pipeline'. There are: data_par"),
-        (["--out", "FILE/folder"], "--out FILE/folder: cannot be written: FILE is no folder"),
+        (["--out", "FILE/folder"], "--out FILE/folder cannot be written, because FILE is no folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip

@@ -340,7 +340,7 @@ def test_commas_within_brackets_and_quotes_divide_nothing() -> None:
         (["sgd", "optimizer.lr=0.1,high"], "optimizer"),
         (
             ["hierarchical_sgd", "seed=0,1", "--out", "file/within"],
-            "--out file/within: cannot be written: Not a directory",
+            "--out file/within cannot be written: Not a directory",
         ),
         (
             ["sgd", "seed=0,1", "-n", "5", "--hosts", "localhost:4"],

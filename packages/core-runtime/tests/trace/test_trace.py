@@ -274,7 +274,7 @@ def test_all_ranks_trace_or_none(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"trace .*/file/trace.json: cannot be written: Not a directory"):
+    with pytest.raises(UserError, match=r"trace .*/file/trace.json cannot be written: Not a directory"):
         hocket.virtual(2).run(lambda: hocket.Trace(tmp_path / "file" / "trace.json").join(hocket.join()))
 
 

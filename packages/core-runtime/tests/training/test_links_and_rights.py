@@ -62,7 +62,7 @@ def test_checkpoints_may_lie_on_another_disk(hocket: Hocket, within: Path) -> No
     [
         ("RUN/checkpoints", "RUN", "--out RUN holds checkpoints (a link to /nowhere/x, which is not there), which "),
         ("RUN/config.yaml", "RUN", "--out RUN holds config.yaml (a link to /nowhere/x, which is not there), which "),
-        ("RUN", "RUN", "--out RUN: cannot be written: RUN is a link to /nowhere/x, which is not there"),
+        ("RUN", "RUN", "--out RUN cannot be written, because RUN is a link to /nowhere/x, which is not there"),
         ("runs", "", ""),
     ],
 )  # fmt: skip
@@ -84,7 +84,7 @@ def test_what_a_script_opens_or_saves_is_named_too(within: Path) -> None:
         model = nn.Linear(1, 1)
         with hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "sgd") as session:
             with pytest.raises(
-                WriteError, match=r"^log: cannot be written: it is a link to /nowhere/x, which"
+                WriteError, match=r"^log cannot be written: it is a link to /nowhere/x, which"
             ):
                 session.open_log("log")
             with pytest.raises(

@@ -163,7 +163,7 @@ def test_jobs_with_other_numbers_of_ranks_end_with_a_line_each(tmp_path: Path, f
         assert re.search(
             r"island 0 on \S+ has 2, island 1 on \S+ has 1: start as many ranks on each$", lines[0]
         )
-        assert lines[0].startswith(f"hocket: rank {island}: islands have other numbers of ranks: ")
+        assert lines[0].startswith(f"hocket: rank {island}: the islands differ in their numbers of ranks (")
 
 
 def test_an_island_that_comes_late_is_named_and_joins(tmp_path: Path, free_port: int) -> None:

@@ -90,7 +90,7 @@ class ChunkTopK(Compressor):
         if not 1 <= self.chunk <= LARGEST_CHUNK:
             raise ValueError(f"chunk must be 1 to {LARGEST_CHUNK}, not {self.chunk}, as indices have 12 bits")
         if not 1 <= self.k <= self.chunk:
-            raise ValueError(f"k must be 1 to {self.chunk}, the elements of a chunk, not {self.k}")
+            raise ValueError(f"k must be 1 to {self.chunk} (the elements of a chunk), not {self.k}")
 
     @property
     def traits(self) -> CompressorTraits:

@@ -55,7 +55,8 @@ class Dct(Wrapper):
         chosen_of = getattr(_innermost(self.compressor), "tile", 0)
         if chosen_of not in (0, self.tile):
             raise ValueError(
-                f"tile must be that of the compressor inside, {chosen_of}, not {self.tile}: a chunk is a tile"
+                f"tile is {self.tile}, but that of the compressor inside is {chosen_of}: give both "
+                "the same, as a chunk is a tile"
             )
 
     @property

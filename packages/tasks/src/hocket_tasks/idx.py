@@ -40,18 +40,20 @@ def read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
     magic = struct.pack(">HBB", 0, _UNSIGNED_BYTE, num_dims)
     if not content.startswith(magic):
         raise UserError(
-            f"{path}: not an IDX file of unsigned bytes with {num_dims} dimension(s): "
+            f"{path} is not an IDX file of unsigned bytes with {num_dims} dimension(s): "
             f"it starts with {content[:4].hex(' ')!r} instead of {magic.hex(' ')!r}"
         )
     header_bytes = len(magic) + 4 * num_dims
     if len(content) < header_bytes:
-        raise UserError(f"{path}: truncated: {len(content)} bytes are less than a header of {header_bytes}")
+        raise UserError(
+            f"{path} is truncated: it has {len(content)} bytes, and a header alone has {header_bytes}"
+        )
     dims = struct.unpack_from(f">{num_dims}I", content, len(magic))
     expected_bytes = header_bytes + math.prod(dims)
     if len(content) != expected_bytes:
         what = "truncated" if len(content) < expected_bytes else "too long"
         raise UserError(
-            f"{path}: {what}: its header, dimensions {dims}, promises {expected_bytes} bytes, but there are "
+            f"{path} is {what}: its header, with dimensions {dims}, promises {expected_bytes} bytes, but there are "
             f"{len(content)}"
         )
     return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(dims).copy()
@@ -62,4 +64,4 @@ def _read(path: Path) -> bytes:
         content = path.read_bytes()
         return gzip.decompress(content) if content.startswith(_GZIP_MAGIC) else content
     except (EOFError, OSError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
+        raise UserError(f"{path} cannot be read: {error}") from error

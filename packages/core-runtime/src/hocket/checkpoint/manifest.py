@@ -111,7 +111,7 @@ class Manifest:
         if content["format"] not in (FORMAT, _WITHOUT_HOSTS):
             by = content["versions"].get("hocket-core", "an unknown version")
             raise CheckpointError(
-                f"{path}: format: found {content['format']}, written by hocket-core {by}; this version reads {FORMAT}"
+                f"{path} has format {content['format']}, written by hocket-core {by}, but this version reads {FORMAT}"
             )
         return cls(**{"hosts": {}, **content})
 

@@ -60,7 +60,7 @@ def analysis_command(strategy: Strategy, placement: Placement, compare: Sequence
             "crossover"
         )
     if not picture.name:
-        raise UserError("--picture: it is empty: name a file, such as mixing.png")
+        raise UserError("--picture is empty: name a file, such as mixing.png")
     others = [_topology(text) for text in compare]
     paths = [
         picture if len(exchanges) == 1 else picture.with_stem(f"{picture.stem}-{exchange.name}")
@@ -90,9 +90,7 @@ def _refuse_others(picture: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UserError(
-            f"--picture {shortened(str(picture))}: cannot be written: {error.strerror}"
-        ) from error
+        raise UserError(f"--picture {shortened(str(picture))} cannot be written: {error.strerror}") from error
     if is_other:
         raise UserError(
             f"--picture {picture} exists, and Hocket did not draw it, so it is not replaced: name another file"
@@ -171,7 +169,7 @@ def _draw(found: Mapping[str, Mixing], title: str, picture: Path) -> None:
     try:
         figure.savefig(picture, dpi=120, metadata=_MARKS.get(picture.suffix.lower()))
     except OSError as error:
-        raise UserError(f"--picture {picture}: cannot be written: {reason(error)}") from error
+        raise UserError(f"--picture {picture} cannot be written: {reason(error)}") from error
     except ValueError as error:  # an ending that matplotlib does not know
         raise UserError(f"--picture {picture}: {error}") from error
     print(f"picture: {picture}")

@@ -100,7 +100,7 @@ def _write(path: Path, make: Callable[[], str], option: str) -> None:
         claim(path.parent, path.name)
         write_text(path, make())
     except OSError as error:
-        raise UserError(f"{option} {path.parent}: cannot be written: {reason(error)}") from error
+        raise UserError(f"{option} {path.parent} cannot be written: {reason(error)}") from error
 
 
 def _notes(

@@ -131,7 +131,7 @@ def shared_memory() -> Finding:
     why = why_unshared()
     if why:
         return Finding.note(
-            "sharing", f"{why}: ranks of one host exchange by messages, which is several times slower"
+            "sharing", f"{why}: ranks of one host exchange through messages, which is several times slower"
         )
     return Finding.ok("sharing", "ranks of one host share memory")
 

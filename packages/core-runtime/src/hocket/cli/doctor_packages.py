@@ -19,7 +19,8 @@ def torch_build() -> Finding:
         import torch
     except Exception as error:
         return Finding.problem(
-            "torch", f"does not import: {type(error).__name__}: {error}: pip install --force-reinstall torch"
+            "torch",
+            f"cannot be imported ({type(error).__name__}: {error}): pip install --force-reinstall torch",
         )
     threads = torch.get_num_threads()
     return Finding.ok(
@@ -47,7 +48,9 @@ def gpu() -> Finding:
             )
         return Finding.note("gpu", text)
     except Exception as error:
-        return Finding.note("gpu", f"torch cannot say: {type(error).__name__}: {error}")
+        return Finding.note(
+            "gpu", f"torch cannot say whether it can use one: {type(error).__name__}: {error}"
+        )
 
 
 def _built_for(torch: ModuleType) -> str:
@@ -66,7 +69,7 @@ def numba_cache() -> Finding:
         folder = cache_folder()
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
-        return Finding.problem("numba", f"does not compile: {cause}: pip install -U numba")
+        return Finding.problem("numba", f"does not compile ({cause}): pip install -U numba")
     if folder:
         return Finding.ok("numba", f"{numba.__version__}, compiled kernels are kept in {folder}")
     return Finding.note(

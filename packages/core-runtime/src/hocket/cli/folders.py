@@ -96,7 +96,7 @@ def _is_new(folder: Path, make: bool) -> bool:
         if isinstance(error, FileExistsError) and os.path.lexists(folder):
             return False
         raise UserError(
-            f"{folder}: cannot be made ({reason(error)}): name another folder with --out"
+            f"{folder} cannot be made ({reason(error)}): name another folder with --out"
         ) from error
     return True
 
@@ -134,7 +134,7 @@ def load_resumed(folder: Path, overrides: Sequence[str], *, elsewhere: bool = Fa
     if differing:
         keys = some([f"{key} is {was}, and {asked} is asked for" for key, was, asked in differing])
         raise UserError(
-            f"{path}: {keys}: a resumed run keeps its settings; only its length, its ranks and its reports may change"
+            f"{path}: {keys}, but a resumed run keeps its settings: only its length, ranks and reports may change"
         )
     return run
 
@@ -245,7 +245,7 @@ def _take_over(folder: Path, run: RunConfig) -> None:
         adopt(folder, [name for name in files_of_run(run) if os.path.lexists(folder / name)])
     if not remembered(folder, CONFIG):
         _log.warning(
-            "%s: may have changed since the run wrote it: %s has other content", folder / CONFIG, NOTE
+            "%s may have changed since the run wrote it: %s has other content", folder / CONFIG, NOTE
         )
         remember(folder, CONFIG, [text_of_config(read_config(folder / CONFIG))])
 

@@ -43,7 +43,7 @@ def mistakes_reported() -> Iterator[None]:
     except PermissionError as error:
         if has_joined() or error.filename is None:
             raise
-        _end(f"{error.filename}: {reason(error)}: it is another user's, or protected")
+        _end(f"{error.filename} is another user's, or protected: {reason(error)}")
     except HocketError as error:
         if has_joined():
             raise

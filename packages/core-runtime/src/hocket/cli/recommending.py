@@ -229,7 +229,7 @@ def _of_folder(folder: Path) -> tuple[str | None, str | None, list[str]]:
         summary = read_summary(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
     except ValueError as error:
         raise UserError(
-            f"{folder / SUMMARY} is damaged: {error}: give --step, --params and --hosts alone"
+            f"{folder / SUMMARY} is damaged ({error}): give --step, --params and --hosts, and no folder"
         ) from error
     # A speed of None or 0 is that of a run in which no step was timed.
     if (speed := summary.get("steps_per_second")) and not config.get("compute", {}).get("step_s"):
@@ -238,7 +238,7 @@ def _of_folder(folder: Path) -> tuple[str | None, str | None, list[str]]:
         return str(folder / CONFIG), None, overrides
     if not summary:
         raise UserError(
-            f"{folder}: the script's run has not ended: its steps and its model's size are not known"
+            f"{folder}: the script's run has not ended, so its steps and its model's size are not known"
         )
     ranks = config["ranks"]
     overrides += [f"ranks={ranks}", *island_overrides(ranks // summary.get("islands", ranks))]

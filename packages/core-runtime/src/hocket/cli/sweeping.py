@@ -303,7 +303,7 @@ def _held(folder: Path) -> Iterator[int]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise UserError(f"--out {folder}: cannot be written: {reason(error)}") from error
+        raise UserError(f"--out {folder} cannot be written: {reason(error)}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -190,7 +190,7 @@ def _read(folder: Path, label: str) -> Record | None:
         summary = read_summary(path := folder / SUMMARY) if ended else None
     except (OSError, ValueError, yaml.YAMLError) as error:
         text = reason(error) if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise UserError(f"{path}: cannot be read: {text}") from error
+        raise UserError(f"{path} cannot be read: {text}") from error
     if changed := changed_keys(folder / CONFIG, config):
         text = some([f"{key} is {now}, and was {was}" for key, was, now in changed])
         _log.warning("%s was changed since the run wrote it: %s", folder / CONFIG, text)
@@ -202,7 +202,7 @@ def _read(folder: Path, label: str) -> Record | None:
 
 
 def _without_metrics(folder: Path) -> str:
-    return f"{folder}: the run has no metrics: it was interrupted before its first line of them"
+    return f"{folder} has no metrics: the run was interrupted before it wrote the first line of them"
 
 
 def _was_started(folder: Path) -> bool:

@@ -108,7 +108,7 @@ def _of_file(path: Path) -> list[Host]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UserError(f"hostfile {path}: cannot be read: {reason}") from error
+        raise UserError(f"hostfile {path} cannot be read: {reason}") from error
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         if not text:

@@ -62,7 +62,7 @@ def prepared(
                 stack.callback(path.unlink, missing_ok=True)
             stack.callback(_forget_unbegun, folder, before)
         except OSError as error:
-            raise UserError(f"{label}: cannot be written: {reason(error)}") from error
+            raise UserError(f"{label} cannot be written: {reason(error)}") from error
         yield
 
 
@@ -94,6 +94,6 @@ def refuse_unwritable(folder: Path, label: str) -> None:
     if not there.is_dir():
         lost = there.is_symlink() and not there.exists()
         what = f"a link to {os.readlink(there)}, which is not there" if lost else "no folder"
-        raise UserError(f"{label}: cannot be written: {there} is {what}: name another folder")
+        raise UserError(f"{label} cannot be written, because {there} is {what}: name another folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"{label}: cannot be written: {there} is another user's: name another folder")
+        raise UserError(f"{label} cannot be written, because {there} is another user's: name another folder")

@@ -39,9 +39,9 @@ def read_config(path: Path) -> Tree:
         text = path.read_bytes().decode()
         config = yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {reason(error)}") from error
+        raise ConfigError(f"{path} cannot be read: {reason(error)}") from error
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
     if text.rstrip().rpartition("\n")[2] != _END:
         raise ConfigError(
             f"{path}: ends early: its last line is not `{_END}`. Restore the file. If it is complete, from an "

@@ -68,4 +68,4 @@ def take_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         claim(folder, *FILES)
     except OSError as error:
-        raise AttachError(f"out {folder}: cannot be written: {reason(error)}") from error
+        raise AttachError(f"out {folder} cannot be written: {reason(error)}") from error

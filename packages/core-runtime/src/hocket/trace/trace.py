@@ -71,7 +71,7 @@ class Trace(Observer):
             file = folder / f"rank-{peer.rank:04}.jsonl"
             self._recorder = Recorder(file, peer.rank, peer.size, peer.transport, peer.clock.now)
         except OSError as error:
-            raise UserError(f"trace {self._path}: cannot be written: {reason(error)}") from error
+            raise UserError(f"trace {self._path} cannot be written: {reason(error)}") from error
         self._recorder.clocks(compare(self._lane, peer.clock.now))
         self._begin_step(0)
         self._spans: dict[tuple[str, int], int] = {}
@@ -168,7 +168,7 @@ def _write(path: Path, recordings: list[bytes]) -> None:
         packed = gzip.compress(text, compresslevel=1) if path.suffix == ".gz" else text
         write_durably(path, lambda file: file.write(packed))
     except OSError as error:
-        raise UserError(f"trace {path}: cannot be written: {reason(error)}") from error
+        raise UserError(f"trace {path} cannot be written: {reason(error)}") from error
 
 
 def _gather(peer: Peer, lane: Lane, data: bytes) -> list[bytes]:

@@ -74,7 +74,7 @@ def main() -> None:
         given.out.mkdir(parents=True, exist_ok=True)
         claim(given.out, "figures.json", "table.md")
     except OSError as error:
-        parser.error(f"--out {given.out}: cannot be written: {error.strerror}")
+        parser.error(f"--out {given.out} cannot be written: {error.strerror}")
     figures = given.out / "figures.json"
     if given.virtual:
         figures.write_text(json.dumps(on_virtual_ranks(given), indent=1) + "\n")

@@ -28,13 +28,13 @@ def of_this_place(session: EngineSession, files: Sequence[StateFile]) -> Sequenc
     for file, (_, saved_size) in zip(files, saved, strict=True):
         if saved_size != size:
             raise CheckpointError(
-                f"{file.path}: saved by {_islands(saved_size)}, but this session has {_islands(size)}: shard the "
+                f"{file.path} was saved by {_islands(saved_size)}, but this session has {_islands(size)}: shard the "
                 "model as before, or use torch.distributed.checkpoint, saved within session.consensus()"
             )
     found = [file for file, (saved_place, _) in zip(files, saved, strict=True) if saved_place == place]
     if not found:
         raise CheckpointError(
-            f"{files[0].path}: saved by a rank at another place in its island than this one, {place}"
+            f"{files[0].path} was saved by a rank at another place in its island than this rank's, {place}"
         )
     return found
 

@@ -162,5 +162,6 @@ def _describe(rank: int, member: Member) -> str:
 def _refuse(store: Store, rendezvous: Rendezvous, fault: str) -> NoReturn:
     store.set(CONFLICT, fault)
     raise UserError(
-        f"ranks of two jobs use the store at {rendezvous.host} port {rendezvous.port}: {fault}: {rendezvous.of_its_own}"
+        f"ranks of two jobs use the store at {rendezvous.host} port {rendezvous.port} ({fault}): "
+        f"{rendezvous.of_its_own}"
     )

@@ -114,12 +114,12 @@ def fault_of(come: Sequence[Arrival]) -> str:
     first, *others = (islands[number] for number in sorted(islands))
     if any(each.islands != first.islands for each in others):
         given = (f"island {each.island} on {each.host} has {each.islands}" for each in (first, *others))
-        return (
-            f"islands have other numbers of islands in HOCKET_ISLANDS: {', '.join(given)}: give all the same"
-        )
+        return f"the islands' HOCKET_ISLANDS differ ({', '.join(given)}): give all islands the same number"
     if any(each.ranks != first.ranks for each in others):
         given = (f"island {each.island} on {each.host} has {each.ranks}" for each in (first, *others))
-        return f"islands have other numbers of ranks: {', '.join(given)}: start as many ranks on each"
+        return (
+            f"the islands differ in their numbers of ranks ({', '.join(given)}): start equally many on each"
+        )
     return ""
 
 

@@ -126,7 +126,7 @@ class Handshake:
     def run_out(self, error: OSError, what: str) -> UserError:
         """Return the message for a process without descriptors left."""
         return UserError(
-            f"rank {self.rank} cannot {what}: {error.strerror} in this process: let it open more, by `ulimit -n`"
+            f"rank {self.rank} cannot {what}: {error.strerror} in this process: let it open more, with `ulimit -n`"
         )
 
     def _addresses(self, place: ListeningAddress, own_host: str) -> list[Address]:

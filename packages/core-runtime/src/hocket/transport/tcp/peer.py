@@ -97,9 +97,9 @@ class TcpPeer(HostPeer):
         astray = [rank for rank in members if named[rank] != named[self.rank]]
         if astray:
             raise TransportError(
-                f"rank {self.world_rank}: forming a group: this rank named "
+                f"rank {self.world_rank}: the ranks disagree about a group: this rank named "
                 f"{[self.world_ranks[rank] for rank in members]}, but rank {self.world_ranks[astray[0]]} "
-                "another group"
+                "named another"
             )
         path = f"{self._path} group {self._num_groups} {members}"
         world_ranks = [self.world_ranks[rank] for rank in members]
