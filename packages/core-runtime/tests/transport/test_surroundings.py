@@ -53,7 +53,7 @@ def test_a_small_limit_of_files_is_raised_as_far_as_the_system_lets_it(tmp_path:
     assert status == 1
     assert told == (
         "a process of a job of 4 ranks opens up to 80 files and connections, but this one may open 60: "
-        "raise the limit by `ulimit -n 80` before the command, or in /etc/security/limits.conf\n"
+        "raise the limit with `ulimit -n 80` before the command, or in /etc/security/limits.conf\n"
     )
 
 

@@ -61,7 +61,7 @@ class PartialAllreduce(Collective):
             zero gradients; momentum and weight decay continue.
         staleness: the most rounds by which a gradient may be late, 0 or more: a round waits until all ranks are that
             far; null for no bound.
-        algorithm: the algorithm that forms the sum by messages: `recursive_doubling`, as in the paper, takes the fewest
+        algorithm: the algorithm that sums through messages: `recursive_doubling`, as in the paper, takes the fewest
             steps, a `ring` sends the fewest bytes, and a `star` wakes each rank only twice, for more ranks than cores.
         shared: true: the rank that starts a round reads the others' gradients from shared memory, and wakes no rank
             for it; this needs all ranks on one host. false, or on several hosts: ranks send messages.

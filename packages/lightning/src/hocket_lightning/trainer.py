@@ -130,7 +130,7 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         if set(self.gathered(mark, "first batch")) == {mark} != {None} and self._peer.rank == 0:
             _log.warning(
                 "all %d ranks train on the same batches: let the dataset give each rank its share, "
-                "trainer.global_rank of trainer.world_size, or create the loader by hocket.loader(..., split=...)",
+                "trainer.global_rank of trainer.world_size, or create the loader with hocket.loader(..., split=...)",
                 self._peer.size,
             )
 

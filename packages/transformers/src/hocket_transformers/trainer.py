@@ -293,7 +293,7 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         else:
             raise UserError(
                 f"{checkpoint} has no folder {_FOLDER}, because Trainer saved it without Hocket, or with "
-                "save_only_model: load its weights by from_pretrained(...), without resume_from_checkpoint"
+                "save_only_model: load its weights with from_pretrained(...), without resume_from_checkpoint"
             )
 
     def _load_rng_state(self, checkpoint: str | None) -> None:

@@ -63,7 +63,7 @@ def refuse_without_ranks(environment: Mapping[str, str]) -> None:
     if environment.get(_ISLANDS):
         raise UserError(
             f"{_ISLAND} in the environment makes this job one of several islands, but no launcher started this "
-            "process: start the script on each island by torchrun or `hocket launch`, or unset HOCKET_ISLAND, "
+            "process: start the script on each island with torchrun or `hocket launch`, or unset HOCKET_ISLAND, "
             "HOCKET_ISLANDS and HOCKET_MEET"
         )
 

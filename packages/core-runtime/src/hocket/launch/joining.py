@@ -85,7 +85,7 @@ def _warn_of_strangers(warn_alone: bool) -> None:
             ", ".join(found),
         )
     elif warn_alone:
-        _log.warning("one rank trains alone: start several by `hocket launch -n 4 SCRIPT`")
+        _log.warning("one rank trains alone: start several with `hocket launch -n 4 SCRIPT`")
 
 
 def has_joined() -> bool:

@@ -57,7 +57,7 @@ _NO_PROCESS_GROUP = (
     "the script looks for torch.distributed's process group, which sessions do not need: leave out init_process_group, "
     "DistributedSampler and DistributedDataParallel for hocket.loader and hocket.attach. Where you or a library need "
     "it, call hocket.join(torch_variables=True) first, which names MPI's ranks to torch.distributed, or start the "
-    "script by `hocket launch --transport torch` or torchrun"
+    "script with `hocket launch --transport torch` or torchrun"
 )
 
 

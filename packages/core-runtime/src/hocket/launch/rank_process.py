@@ -95,7 +95,7 @@ def allow_files(ranks: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise UserError(
             f"a process of a job of {ranks} ranks opens up to {needed} files and connections, but this one may open "
-            f"{hard}: raise the limit by `ulimit -n {needed}` before the command, or in /etc/security/limits.conf"
+            f"{hard}: raise the limit with `ulimit -n {needed}` before the command, or in /etc/security/limits.conf"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 

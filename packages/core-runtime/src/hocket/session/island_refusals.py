@@ -42,7 +42,7 @@ def check_island(
     if peer.threads.shares_process and peer.size > 1:
         raise AttachError(
             "virtual ranks cannot train a sharded model, because they are one process of torch.distributed: start "
-            "ranks by torchrun or hocket launch --transport torch"
+            "ranks with torchrun or hocket launch --transport torch"
         )
     if not isinstance(engine, DataParallel):
         raise AttachError(

@@ -164,7 +164,7 @@ def refuse_closure(optimizer: torch.optim.Optimizer, strategy: Strategy, *, shar
 
 
 _NOT_FSDP1 = (
-    ", whose flat parameters no session can exchange: shard by torch.distributed.fsdp.fully_shard (FSDP2), over the "
+    ", whose flat parameters no session can exchange: shard with torch.distributed.fsdp.fully_shard (FSDP2), over the "
     "ranks of one island"
 )
 

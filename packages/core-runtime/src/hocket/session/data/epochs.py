@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hocket")
 
 _TOGETHER = (
-    "All ranks must leave after the same batch: let them agree by session.gather; session.data gives all of them "
+    "All ranks must leave after the same batch: let them agree with session.gather; session.data gives all of them "
     "the same number of batches"
 )
 
