@@ -78,7 +78,7 @@ def test_fsdp() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     wrapped = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
-    refused("^the model is sharded by FullyShardedDataParallel.*shard by torch.*fully_shard", wrapped)
+    refused("^the model is sharded by FullyShardedDataParallel.*shard with torch.*fully_shard", wrapped)
 
 
 @pytest.mark.usefixtures("process_group")

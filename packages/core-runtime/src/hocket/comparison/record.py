@@ -202,7 +202,7 @@ def _read(folder: Path, label: str) -> Record | None:
 
 
 def _without_metrics(folder: Path) -> str:
-    return f"{folder} has no metrics: the run was interrupted before it wrote the first line of them"
+    return f"{folder} has no metrics: the run was interrupted before its first line of them"
 
 
 def _was_started(folder: Path) -> bool:
