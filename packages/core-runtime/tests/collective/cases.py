@@ -100,6 +100,10 @@ class GossipInARing(_Gossip):
     topology = Ring()
 
 
+class GossipOfGradients(GossipInARing):
+    slot = "gradients"
+
+
 class GossipWithAll(_Gossip):
     topology = Complete()
 
@@ -130,6 +134,7 @@ CASES = [
     ToTheLeader,
     ToRank1,
     GossipInARing,
+    GossipOfGradients,
     GossipWithAll,
     GossipAtPowersOfTwo,
     GossipAtAllPowersOfTwo,

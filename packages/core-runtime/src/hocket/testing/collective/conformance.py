@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hocket.arrays import Array
-from hocket.collective.api import Collective
+from hocket.collective.api import Collective, Ends
 from hocket.compressor.api import Compressor
 from hocket.config.component import describe
 from hocket.strategy.equality import results
@@ -81,7 +81,7 @@ class CollectiveConformance(ABC):
     def expected(self, values: Array, round: int, segment: int) -> Array:
         """Return the ranks' results of a round.
 
-        Of gradients only the data is asked for: their trailers, which carry weights, arrive as the ranks' mean.
+        Of gradients this is asked for the data; `expected_trailer` has the trailers' results.
 
         Args:
             values: the ranks' contributions, float64 [size, n], padding included, before they are multiplied by
@@ -92,6 +92,22 @@ class CollectiveConformance(ABC):
         Returns:
             float64 [size, n].
         """
+
+    def expected_trailer(self, values: Array, round: int, segment: int) -> Array:
+        """Return the ranks' results of a round of gradients' trailers, which carry weights.
+
+        The mean where all ranks end with one combination (`Ends.SAME`), else as `expected`: the data's weights times
+        the trailers. Override it where results are the ranks' own and `expected` is not linear.
+
+        Args:
+            values, round, segment: as for `expected`, with the trailers' n.
+
+        Returns:
+            float64 [size, n].
+        """
+        if self.collective.traits.ends is Ends.SAME:
+            return np.broadcast_to(values.mean(axis=0), values.shape)
+        return self.expected(values, round, segment)
 
     def run(self, size: int, seed: int, body: Callable[..., T], *args: object) -> list[T]:
         """Run `body(peer, *args)` on `size` ranks, virtual ones unless a subclass says otherwise.
@@ -132,7 +148,7 @@ class CollectiveConformance(ABC):
                     rtol=0,
                     atol=tolerance,
                     err_msg=f"round {round}, segment {shape.index}; the last {shape.trailer_numel} elements are the "
-                    "trailer, which carries weights: of gradients it arrives as the mean",
+                    "trailer, which carries weights: of gradients it arrives as `expected_trailer` says",
                 )
                 if self.collective.traits.equal_result:
                     assert len({rank[round][place] for rank in received}) == 1, (
@@ -225,8 +241,11 @@ class CollectiveConformance(ABC):
         if self.slot != "gradients":
             return self.expected(values, round, shape.index)
         data, trailer = np.split(values, [values.shape[1] - shape.trailer_numel], axis=1)
-        mean = np.broadcast_to(trailer.mean(axis=0), trailer.shape)
-        return np.concatenate([self.expected(data, round, shape.index), mean], axis=1)
+        results = (
+            self.expected(data, round, shape.index),
+            self.expected_trailer(trailer, round, shape.index),
+        )
+        return np.concatenate(results, axis=1)
 
     def _case(self, shapes: list[Shape], rounds: int, **others: Any) -> Case:
         exchange = {"collective": describe(self.collective)}
