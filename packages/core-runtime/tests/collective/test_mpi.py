@@ -53,3 +53,7 @@ def test_delayed_messages(suite: CollectiveConformance, job: tuple[int, Job]) ->
 
 def test_large_segments(suite: CollectiveConformance, job: tuple[int, Job]) -> None:
     suite.check(job[0], [LARGE, SHAPES[0]], 2)
+
+
+def test_one_buffer(suite: CollectiveConformance, job: tuple[int, Job]) -> None:
+    suite.check(job[0], [LARGE, SHAPES[0]], 2, in_place=True)

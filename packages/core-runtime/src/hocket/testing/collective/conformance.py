@@ -174,6 +174,12 @@ class CollectiveConformance(ABC):
         for size in self._sizes():
             self.check(size, [_SHAPE, replace(_SHAPE, index=3)], 3, lateness_s=0.01, resumed_at=2)
 
+    def test_results_are_written_over_what_was_sent(self) -> None:
+        """No value changes before it is sent, where `in_place` asks for one buffer for both."""
+        for size in self._sizes()[:5]:
+            shapes = [_SHAPE, replace(_SHAPE, index=3, trailer_numel=3)]
+            self.check(size, shapes, 2, lateness_s=0.01, faulty=True, in_place=True)
+
     @_EXAMPLES
     @given(
         number=st.integers(0, 10**6), shapes=_SHAPES, seed=st.integers(0, 10**6), resumed_at=st.integers(0, 3)

@@ -62,6 +62,7 @@ class Case:
         faulty: whether messages are delayed and overtake each other.
         resumed_at: the round before which a new channel takes over the old one's state; None for never.
         lateness_s: seconds by which each rank comes to every round after the rank before it.
+        in_place: whether segments have one buffer for both where `Collective.in_place` asks for it.
     """
 
     slot: str
@@ -73,6 +74,7 @@ class Case:
     faulty: bool = False
     resumed_at: int | None = None
     lateness_s: float = 0.0
+    in_place: bool = False
 
     def to_json(self) -> Tree:
         """Return plain values."""
@@ -97,7 +99,7 @@ def exchange_rounds(peer: Peer, plain: TreeView) -> list[list[str]]:
         peer = Faults(seed=case.seed, delay_s=(0.0, 1e-3), reorder=0.2).wrap(peer)
     own = random.Random(f"{case.seed} {peer.rank}")
     scale = exchange.collective.traits.contribution_scale(peer.size)
-    segments = [_segment(peer, shape) for shape in case.shapes]
+    segments = [_segment(peer, shape, exchange if case.in_place else None) for shape in case.shapes]
     threaded = case.threaded or exchange.collective.traits.needs_thread
     progress: ProgressEngine = ThreadProgress() if threaded else InlineProgress()
     channel = exchange.collective.open(peer, segments, progress, exchange.choices)
@@ -191,7 +193,8 @@ def _exchange(
         assert request.result == outcome
         assert outcome.round == round
         assert 0 <= outcome.num_active <= peer.size
-        assert segment.outgoing_array.tobytes() == sent, f"{segment.name}: outgoing was changed"
+        if segment.incoming is not segment.outgoing:
+            assert segment.outgoing_array.tobytes() == sent, f"{segment.name}: outgoing was changed"
 
 
 def _resumed(
@@ -217,12 +220,17 @@ def _composed(slot: str, exchange: str) -> Exchange:
     return read_slot(slot, where, registry)[0]
 
 
-def _segment(peer: Peer, shape: Shape) -> Segment:
+def _segment(peer: Peer, shape: Shape, in_place: Exchange | None = None) -> Segment:
+    """Return a segment; with one buffer if `in_place` is an exchange whose collective asks for it."""
     spans = _spans(shape)
     dtype = wire_dtype(spans[0].dtype)
     numel = spans[-1].padded_numel + shape.trailer_numel
-    buffers = [allocate(peer, numel, dtype, torch.device("cpu")) for _ in range(2)]
-    return Segment(f"tested[{shape.index}]", shape.index, spans, *buffers)
+    outgoing, incoming = [allocate(peer, numel, dtype, torch.device("cpu")) for _ in range(2)]
+    if in_place is not None:
+        shared = peer.memory.works_in_place(outgoing.numpy())
+        if in_place.collective.in_place(in_place.choices, shared):
+            incoming = outgoing
+    return Segment(f"tested[{shape.index}]", shape.index, spans, outgoing, incoming)
 
 
 def _spans(shape: Shape) -> Sequence[ParameterSpan]:
