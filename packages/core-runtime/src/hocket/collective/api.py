@@ -309,6 +309,9 @@ class Collective(Configured, ABC):
     def in_place(self, choices: Choices, shared: bool) -> bool:
         """Return whether `incoming` should be `outgoing` itself, which saves a buffer and a copy.
 
+        A channel may then write `incoming` only after it has read this round's `outgoing`, and all that was sent from
+        there has left, as in the function that it gives to `then`. Sessions may have two buffers even so.
+
         Args:
             choices: the exchange's others.
             shared: whether the ranks' segments lie in memory that all of them share (`Memory.works_in_place`).
