@@ -25,6 +25,9 @@ def words(num: int, domain: str, seed: int, round: int, segment: int = 0) -> NDA
         seed: 0 to 2**64 - 1.
         round: 0 to 2**64 - 1.
         segment: 0 to 2**64 - 1.
+
+    Raises:
+        ValueError: the domain has no character, more than 8, or others than ASCII.
     """
     drawn: NDArray[np.uint64] = _philox(domain, seed, round, segment).random_raw(num)
     return drawn
@@ -90,6 +93,8 @@ def check_seed(seed: int) -> None:
 
 
 def _philox(domain: str, seed: int, round: int, segment: int) -> np.random.Philox:
+    if not (domain.isascii() and 1 <= len(domain) <= 8):
+        raise ValueError(f"domain is {domain!r}; allowed: 1 to 8 ASCII characters")
     key = np.array([seed, round], dtype=np.uint64)
     # The counter's 64-bit words, lowest first: two for the position in the stream, the segment, the domain.
     counter = int.from_bytes(domain.encode("ascii"), "big") << 192 | segment << 128

@@ -29,6 +29,12 @@ def test_every_part_of_the_address_matters(other: tuple[str, int, int, int]) -> 
     assert len(np.unique(words)) == 2000
 
 
+@pytest.mark.parametrize("domain", ["", "ninechars", "grüße"])
+def test_a_domain_that_is_no_address_is_refused(domain: str) -> None:
+    with pytest.raises(ValueError, match=f"^domain is '{domain}'; allowed: 1 to 8 ASCII characters$"):
+        draws.permutation(4, domain, 0, 0)
+
+
 @given(st.integers(0, 50), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_shorter_draws_are_the_beginning_of_longer_ones(
     num: int, seed: int, round: int, segment: int
