@@ -172,7 +172,8 @@ class RunSettings:
         engine: the engine, which runs a batch through the model.
         epochs: passes over the data, 1 or more.
         batch_size: samples per rank and batch, 1 or more.
-        seed: the seed of the model, the data's order and every draw; 0 to 2**63 - 1.
+        seed: the seed of the model, the data's order, dropout and injected delays; 0 to 2**63 - 1. Components of the
+            strategy draw by a key `seed` of their own, which this one does not change.
         ranks: the number of ranks to start, 1 or more; null for the launcher's.
         transport: the transport between ranks; null for the launcher's, else MPI if it is installed, else torch.
         island: the group of ranks that holds one replica of the model; strategies run between these islands.
