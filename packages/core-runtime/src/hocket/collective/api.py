@@ -194,6 +194,9 @@ class CollectiveTraits:
         pushes_weight: whether values are meant to be divided by a weight that travels with them (push-sum).
         needs_thread: whether others need this rank's answer while its training thread computes.
         threadable: whether a progress thread can advance its requests beside the training thread (`progress: thread`).
+            It can where they are made of `isend`, `irecv` and `iexchange` alone, and the functions given to `then` use
+            nothing that the training thread uses meanwhile. A lane's sums, gathers, broadcasts and barriers are no
+            such requests, nor is what a schedule carries out: other waits advance them, too.
         divides_by_weight: whether gradients are divided by the weight that comes with them. Not where contributions
             may come in a later round: there the divisor must be the same in all rounds, or they would count more or
             less than others.
