@@ -20,6 +20,7 @@ _WORDS: dict[object, str] = {
     bool: "true or false",
     str: "text",
     dict: "a mapping",
+    typing.Any: "any value",
 }
 
 
