@@ -94,7 +94,7 @@ def test_one_line(
     [
         ("mine.nope", "Format 'nope' is not supported"),
         ("file.png", "file.png exists, and Hocket did not draw it"),
-        ("", "it is empty"),
+        ("", "is empty"),
     ],
 )
 def test_pictures(
