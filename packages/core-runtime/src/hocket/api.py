@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hocket.collective.api import CollectiveTraits as CollectiveTraits
     from hocket.collective.api import Cost as Cost
     from hocket.collective.api import Ends as Ends
-    from hocket.collective.api import Messages as Messages
     from hocket.collective.api import Outcome as Outcome
     from hocket.collective.packing import Packing as Packing
     from hocket.collective.scalable import ScalableChannel as ScalableChannel
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from hocket.segment.shape import SegmentShape as SegmentShape
     from hocket.session.api import Attachment as Attachment
     from hocket.session.api import Loss as Loss
+    from hocket.session.api import MakeOptimizer as MakeOptimizer
     from hocket.session.api import StepResult as StepResult
     from hocket.session.engine import Engine as Engine
     from hocket.session.engine import PlannedStage as PlannedStage

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from hocket.api import plain
+from hocket.api import MakeOptimizer, plain
 from hocket.errors import AttachError
-
-#: Makes an optimizer of parameter groups.
-MakeOptimizer = Callable[[list[plain.Tree]], torch.optim.Optimizer]
 
 
 class Follower:

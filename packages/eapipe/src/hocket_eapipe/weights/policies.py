@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hocket.api import MakeOptimizer
 from hocket_eapipe.configuration import PipelineConfig, Policy
-from hocket_eapipe.optimizers import Follower, MakeOptimizer
+from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.weights.api import StagePart, Weights
 from hocket_eapipe.weights.elastic import Elastic, replicate
 from hocket_eapipe.weights.newest import Flush, Naive, Stashing, VerticalSync
