@@ -255,7 +255,8 @@ def test_pytest_tells_what_assertions_of_the_suites_compare() -> None:
 def test_the_suite_says_which_elements_and_numbers() -> None:
     suite, segment = CompressorConformance(), make_segment([900, 100], trailer_numel=3)
     with pytest.raises(
-        AssertionError, match=r"\d+ of 10\d\d elements \(\d+, \d+, \d+ and \d+ more\) do not travel"
+        AssertionError,
+        match=r"sets \d+ of 10\d\d elements \(\d+, \d+, \d+ and \d+ more\) to 0, which the message",
     ):
         suite.test_clear_sent_clears_what_arrives(ClearingAll(0.1), segment)
     told = r"\d+ float64, \d+ bytes, and footprint says message_bytes=\d+ .* float32 and 3 in the trailer"

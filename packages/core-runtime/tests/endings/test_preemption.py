@@ -21,6 +21,7 @@ import hocket
 from hocket.checkpoint.folder import newest_first
 from hocket.checkpoint.manifest import Manifest
 from hocket.cli.main import main
+from hocket.errors import HocketError
 from hocket.launch.mpiexec import find_mpiexec
 from hocket.transport.job_notes import PID_FOLDER_VARIABLE
 
@@ -246,3 +247,19 @@ def test_a_function_saves_in_the_session_s_place(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="143"):
         train()
     assert 3 <= saved_step(tmp_path / "own") < 1000
+
+
+def test_one_session_of_a_process_saves_on_a_signal(tmp_path: Path) -> None:
+    """Virtual ranks whose threads have ended are none, also where a session was left open."""
+
+    def attach() -> hocket.Session:
+        model = torch.nn.Linear(4, 2)
+        return hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.01), "sgd")
+
+    hocket.virtual(2).run(lambda: attach().save_on_signal(tmp_path / "virtual") and None)
+    with attach() as first, attach() as second:
+        first.save_on_signal(tmp_path / "own")
+        with pytest.raises(HocketError, match="for another session of this process: close that one first"):
+            second.save_on_signal(tmp_path / "own")
+        first.close()
+        second.save_on_signal(tmp_path / "own")

@@ -296,7 +296,7 @@ class Session:
             after each step; before each forward the model calls it itself.
 
         Raises:
-            HocketError: it was called before.
+            HocketError: it was called before, or for another session of this process that is open.
             CheckpointError: on all ranks: the folder cannot be written, or another job saves there; before the first
                 step also where it holds checkpoints of later steps.
         """

@@ -49,10 +49,16 @@ class SavePoint:
     Args:
         session: the session whose steps are counted.
         save: saves all ranks' state, and returns where.
+
+    Raises:
+        HocketError: another session of this rank has one.
     """
 
     def __init__(self, session: EngineSession, save: Callable[[], Path | str]) -> None:
+        SIGNALS.check_alone()
         self.session = session
+        #: The thread that trains: a virtual rank's, or the main one.
+        self.thread = threading.current_thread()
         self._save_session = save
         #: The step after which this rank went on last.
         self.passed = session.step
@@ -136,6 +142,15 @@ class ProcessSignals:
             self._listener = None
             self._closed.set()
             listener.close()
+
+    def check_alone(self) -> None:
+        """Raise HocketError if another session of this thread has a save point: their steps have nothing in common."""
+        self._points = [point for point in self._points if point.thread.is_alive()]
+        if any(point.thread is threading.current_thread() for point in self._points):
+            raise HocketError(
+                "session.save_on_signal was already called for another session of this process: close that one first, "
+                "or call it once, with a function that saves both"
+            )
 
     def watch(self, point: SavePoint) -> None:
         """Notify a save point of requests from now on."""
