@@ -259,9 +259,11 @@ def _together(mesh: DeviceMesh, model: nn.Module, same_samples: Sequence[str] | 
     """Return the mesh's dimensions whose ranks read the same samples.
 
     Raises:
-        AttachError: the mesh has no dimension of a given name.
+        AttachError: the mesh has no dimension of a given name, or a text is given for names.
     """
     names = mesh.mesh_dim_names or ()
+    if isinstance(same_samples, str):
+        raise AttachError(f"same_samples={same_samples!r} is text: give a list of names, [{same_samples!r}]")
     for name in same_samples or ():
         if name not in names:
             raise AttachError(
