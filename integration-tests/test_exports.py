@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +108,12 @@ class Tokenizer:
         Path(folder, "tokenizer.json").write_text("{}")
 
 
-def tune(model: Any, use: Any) -> Any:
+def tune(model: Any, use: Any, strategy: tuple[str, ...] = ("dpsgd",), steps: int = 3) -> Any:
     generator = torch.Generator().manual_seed(hocket.join().rank)
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=0.5)
-    with hocket.attach(model, optimizer, "dpsgd") as session:
-        for _ in range(3):
+    with hocket.attach(model, optimizer, hocket.compose(*strategy)) as session:
+        for _ in range(steps):
             optimizer.zero_grad()
             tokens = torch.randint(0, model.config.vocab_size, (2, 6), generator=generator)
             model(input_ids=tokens, labels=tokens).loss.backward()
@@ -126,6 +132,69 @@ def test_from_pretrained_reads_an_export(tmp_path: Path) -> None:
     given = type(language(1)).from_pretrained(tmp_path / "out")
     assert same(given.state_dict(), expected)
     assert (tmp_path / "out/tokenizer.json").exists()
+
+
+def by_torch(folder: Path) -> dict[str, Tensor]:
+    dcp_to_torch_save(folder / "dcp", folder / "whole.pt")
+    state: dict[str, Tensor] = torch.load(folder / "whole.pt", weights_only=True)["model"]
+    return state
+
+
+def by_safetensors(folder: Path) -> dict[str, Tensor]:
+    model: nn.Module = language(1)
+    model.load_state_dict(load_file(folder / "safetensors/model.safetensors"))
+    return model.state_dict()
+
+
+def by_transformers(folder: Path) -> dict[str, Tensor]:
+    model: nn.Module = type(language(1)).from_pretrained(folder / "hf")
+    return model.state_dict()
+
+
+def by_fsdp2(ranks: int, folder: Path) -> dict[str, Tensor]:
+    job = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "islands/ranks.py")],
+        input=json.dumps([str(folder.parent), "read", ranks, [folder.name]]) + "\n",
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert job.stdout.split() == ["0"], job.stdout + job.stderr
+    state: dict[str, Tensor] = torch.load(folder / f"{ranks}.pt", weights_only=True)
+    return state
+
+
+READERS = {
+    "torch": by_torch,
+    "safetensors": by_safetensors,
+    "transformers": by_transformers,
+    "FSDP2 on 2 ranks": partial(by_fsdp2, 2),
+    "FSDP2 on 3 ranks": partial(by_fsdp2, 3),
+}
+
+
+@pytest_transformers
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.usefixtures("forked_processes")
+@pytest.mark.one_of_each
+@pytest.mark.parametrize("name", ["sgd", "dpsgd", "sgp", "diloco", "redsync", "powersgd"])
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_each_reader_gets_the_bits_of_each_strategy(
+    reader: Callable[[Path], dict[str, Tensor]], name: str, tmp_path: Path
+) -> None:
+    """A language model of four ranks, which hold other values than their consensus or not."""
+    folder = tmp_path / name
+
+    def use(session: hocket.Session) -> None:
+        for format in ("safetensors", "dcp", "hf"):
+            session.export(folder / format, format)
+
+    expected, *_ = hocket.virtual(4).run(lambda: tune(language(0), use, tuple(STRATEGIES[name]), STEPS))
+    begun = language(0).state_dict()
+    assert all(not torch.equal(begun[each], expected[each]) for each in expected)
+    assert same(reader(folder), expected)
 
 
 @pytest_transformers
