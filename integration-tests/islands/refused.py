@@ -85,7 +85,6 @@ def refused_models(mesh: Any) -> None:
     model = shard(make(CASE, 0), mesh["shard"], "root")
     refused("same_samples names 'tp'", model, same_samples=["tp"])
     refused(r"same_samples='shard' is text: give a list of names, \['shard'\]", model, same_samples="shard")
-    refused("same_samples names a mesh's dimensions, but no", make(CASE, 0), same_samples=["tp"])
     refused("is sharded over ranks .*not only over ranks of one island", model, island=mesh["island"])
     around = (
         "FSDP gathers the parameters of module .norm. together with those of a module around the attached one"

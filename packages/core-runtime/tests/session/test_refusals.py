@@ -89,8 +89,10 @@ def test_fsdp2() -> None:
     model = mlp()
     fully_shard(model[0], mesh=init_device_mesh("cpu", (1,)))
     attach(model)  # an island of one rank
-    with pytest.raises(AttachError, match="island names a mesh, but no parameter of the model is sharded"):
-        hocket.attach(mlp(), sgd(mlp()), "sgd", island=init_device_mesh("cpu", (1,)))
+    for key, given in (("island", init_device_mesh("cpu", (1,))), ("same_samples", ["tp"])):
+        refused = f"{key} is given, but no parameter of the model is sharded: leave {key} out"
+        with pytest.raises(AttachError, match=refused):
+            hocket.attach(mlp(), sgd(mlp()), "sgd", **{key: given})
 
 
 @pytest.mark.usefixtures("process_group")

@@ -173,14 +173,10 @@ def attach(
             check_gathered(model)
             for module in fsdp_modules(model):
                 module.reshard()  # what a forward has gathered hides the shards
-            island = mesh_of(model, island)
+            island = mesh_of(model, island, same_samples)
         check(model, optimizers)
         if island is not None:
             check_island(model, optimizers, strategy, peer, engine, island, same_samples)
-        elif same_samples is not None:
-            raise AttachError(
-                "same_samples names a mesh's dimensions, but no parameter of the model is sharded: leave it out"
-            )
         watch_ddp()
         check_statistics(model, statistics)
         check_devices(model, strategy, peer)

@@ -134,22 +134,26 @@ class Island:
             self._lane.close()
 
 
-def mesh_of(model: nn.Module, given: DeviceMesh | None = None) -> DeviceMesh | None:
+def mesh_of(
+    model: nn.Module, given: DeviceMesh | None = None, same_samples: Sequence[str] | None = None
+) -> DeviceMesh | None:
     """Return the mesh over which one replica of a model is sharded; None if none of its parameters is.
 
     Args:
         model: the model.
         given: the mesh that the user names; None for the largest of its parameters'.
+        same_samples: the mesh's dimensions that the user names.
 
     Raises:
-        AttachError: a parameter is sharded over other ranks; or the model is not sharded, and a mesh is named.
+        AttachError: a parameter is sharded over other ranks; or the model is not sharded, and either is named.
     """
     sharded: dict[str, Any] = {name: p for name, p in model.named_parameters() if is_sharded(p)}
     if not sharded:
-        if given is not None:
-            raise AttachError(
-                "island names a mesh, but no parameter of the model is sharded: leave island out"
-            )
+        for key, named in (("island", given), ("same_samples", same_samples)):
+            if named is not None:
+                raise AttachError(
+                    f"{key} is given, but no parameter of the model is sharded: leave {key} out"
+                )
         return None
     meshes: list[DeviceMesh] = [parameter.device_mesh for parameter in sharded.values()]
     whole = given if given is not None else max(meshes, key=lambda mesh: mesh.mesh.numel())
