@@ -7,7 +7,7 @@ After each the job is started again. In the end it has come where it would have 
 virtual ranks tell.
 
 HOCKET_EVENT_SEQUENCES says how many, in place of three, or which: FROM:TO. Launchers and ranks are forks of one process
-(`forked_launcher.py`), but for one seed of five and for ranks of an mpiexec, which are new interpreters.
+(`tools/warm_python.py`), but for one seed of five and for ranks of an mpiexec, which are new interpreters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ import pytest
 import torch
 from drawn_events import PAUSED, SIGNALLED, Drawn
 from event_job import FOLDER_VARIABLE, RECIPES, STEPS, processes_of, trained
-from forked_launcher import ForkedLauncher
 from safetensors.torch import load_file
 
 import hocket
@@ -39,6 +38,7 @@ from hocket.checkpoint.folder import complete, newest_first
 from hocket.checkpoint.manifest import Manifest
 from hocket.cli.main import main
 from hocket.errors import CheckpointError
+from warm_python import forks_in_place_of_starts, started_afresh
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
 
@@ -104,7 +104,7 @@ def carried_out(folder: Path, sequence: Drawn, number: int) -> Attempt:
     return Attempt(status, lines, happened(folder))
 
 
-def started(folder: Path, sequence: Drawn) -> subprocess.Popen[str] | ForkedLauncher:
+def started(folder: Path, sequence: Drawn) -> subprocess.Popen[str]:
     """Start the launcher of a job in a session of its own."""
     variables = {
         **os.environ,
@@ -113,17 +113,17 @@ def started(folder: Path, sequence: Drawn) -> subprocess.Popen[str] | ForkedLaun
         "TMPDIR": os.readlink(folder / "temporary"),
         "PYTHONFAULTHANDLER": "1",
     }
-    if sequence.forks:
-        return ForkedLauncher(command(folder, sequence), variables, folder)
-    return subprocess.Popen(
-        command(folder, sequence),
-        env=variables,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    with forks_in_place_of_starts() if sequence.forks else started_afresh():
+        return subprocess.Popen(
+            command(folder, sequence),
+            env=variables,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
 
 def command(folder: Path, sequence: Drawn) -> list[str]:
@@ -150,7 +150,7 @@ def run_arguments(out: Path, job: dict[str, Any]) -> list[str]:
     ]
 
 
-def _wait(process: subprocess.Popen[str] | ForkedLauncher, folder: Path) -> int:
+def _wait(process: subprocess.Popen[str], folder: Path) -> int:
     """Return a job's status; it ends soon after the last event, or after a start that a busy machine makes long."""
     began_s = time.time()
     while True:
@@ -167,7 +167,7 @@ def happened(folder: Path) -> dict[int, float]:
     return {int(path.name.split("-")[1]): float(os.readlink(path)) for path in folder.glob("happened-?")}
 
 
-def _read(process: subprocess.Popen[str] | ForkedLauncher, lines: list[tuple[float, str]]) -> None:
+def _read(process: subprocess.Popen[str], lines: list[tuple[float, str]]) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         lines.append((time.time(), line.rstrip("\n")))

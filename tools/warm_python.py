@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import functools
 import gc
@@ -55,7 +56,7 @@ PRELOADED = (
 )
 #: Of the environment, what Python and libraries read as they are started or imported, but for what a fork sets itself.
 _READ_ONCE = ("PYTHON", "NUMBA", "TORCH_", "MKL", "OPENBLAS", "LC_", "LANG", "LD_")
-_SET_HERE = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "TORCH_CPP_LOG_LEVEL")
+_SET_HERE = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "TORCH_CPP_LOG_LEVEL")
 #: Modules that are commands of Hocket's.
 _COMMANDS = ("hocket", "hocket.cli.ranking")
 #: Signals that a process inherits as ignored.
@@ -247,6 +248,7 @@ def _prepare(args: list[str], environment: Mapping[str, str]) -> Callable[[], No
     os.environ.update(environment)
     _show(environment)
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
+    (faulthandler.enable if environment.get("PYTHONFAULTHANDLER") else faulthandler.disable)()
     sys.orig_argv = args
     words = args[1:]
     own_folder = words[0] != "-P"

@@ -15,7 +15,7 @@ import pytest
 from warm_python import forks_in_place_of_starts, started_afresh
 
 SEES = """
-import atexit, json, os, sys
+import atexit, faulthandler, json, os, sys
 atexit.register(print, "ended")
 print(json.dumps({
     "arguments": sys.argv, "folders": sys.path[:2], "name": __name__, "file": globals().get("__file__"),
@@ -23,7 +23,7 @@ print(json.dumps({
     "group": os.getpgid(0) - (os.getpgid(0) == os.getpid()) * os.getpid(),
     "session": os.getsid(0) - (os.getsid(0) == os.getpid()) * os.getpid(), "open": os.listdir("/proc/self/fd")[:-1],
     "shown": sorted(filter(None, open("/proc/self/environ").read().split("\\0"))),
-    "loaded": any(name.startswith("tor" "ch") for name in sys.modules),
+    "shows faults": faulthandler.is_enabled(), "loaded": any(name.startswith("tor" "ch") for name in sys.modules),
 }))
 print("error", file=sys.stderr)
 sys.exit(3)
@@ -57,7 +57,7 @@ def ended(*words: str, **options: Any) -> tuple[dict[str, Any], int, str, str]:
     "options",
     [
         {"cwd": "/"},
-        {"start_new_session": True, "env": {"PYTHONPATH": "/usr", "SET": "1"}},
+        {"start_new_session": True, "env": {"PYTHONPATH": "/usr", "PYTHONFAULTHANDLER": "1", "SET": "1"}},
         {"process_group": 0},
     ],
     ids=", ".join,
