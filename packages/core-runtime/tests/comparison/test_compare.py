@@ -146,7 +146,7 @@ def test_on_a_terminal(runs: Path) -> None:
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
-    assert all(len(line) <= 80 for line in lines)
+    assert [line for line in lines if len(line) > 80] == []
     assert "…" not in "".join(lines)
     for column in ("valid_accuracy", "time to target", "bytes/step", "waited", "distance"):
         assert any(column in line for line in lines)
@@ -242,6 +242,18 @@ def test_the_transport_that_was_used_counts(runs: Path, hocket: Hocket, tmp_path
     assert "null" not in ended.out
     assert line.startswith("runs differ in transport: mpi in ")
     assert "(2 seeds)" in line
+
+
+def test_differences_are_below_the_table(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
+    ended = hocket("compare", str(runs), "--metric", "loss")
+    assert ended.status == 0, ended.err
+    text = ended.out.partition("\ndifferences from ")[2]
+    assert all(len(line) <= 80 for line in ended.out.splitlines())
+    assert text.startswith("dpsgd (3 seeds), seed by seed: mean ± 95 %")
+    assert re.search(r"^sgd \(3 seeds\) +3 ", text, re.MULTILINE)
+    for recipe in ("sgd", "dpsgd"):
+        shutil.copytree(runs / f"{recipe}-0", tmp_path / recipe)
+    assert "differences from" not in hocket("compare", str(tmp_path)).out
 
 
 def test_a_run_that_holds_runs_says_which_are_taken(runs: Path, hocket: Hocket, tmp_path: Path) -> None:

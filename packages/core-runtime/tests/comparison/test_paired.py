@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,9 +12,6 @@ from hocket.comparison.group import RunGroup
 from hocket.comparison.measure import Measure
 from hocket.comparison.paired import difference_table, paired
 from hocket.comparison.record import Record
-
-#: Carries out a command: its status and what it printed.
-Hocket = Callable[..., Any]
 
 LOSS = Measure("loss", lambda record: record.last("loss"))
 
@@ -134,15 +128,3 @@ def test_without_two_shared_seeds_there_is_no_table() -> None:
     assert table is not None
     assert table.meaning.startswith("differences from a, seed by seed: ")
     assert [row[0] for row in table.rows] == ["d"]
-
-
-def test_below_the_table(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
-    ended = hocket("compare", str(runs), "--metric", "loss")
-    assert ended.status == 0, ended.err
-    text = ended.out.partition("\ndifferences from ")[2]
-    assert all(len(line) <= 80 for line in ended.out.splitlines())
-    assert text.startswith("dpsgd (3 seeds), seed by seed: mean ± 95 %")
-    assert re.search(r"^sgd \(3 seeds\) +3 ", text, re.MULTILINE)
-    for recipe in ("sgd", "dpsgd"):
-        shutil.copytree(runs / f"{recipe}-0", tmp_path / recipe)
-    assert "differences from" not in hocket("compare", str(tmp_path)).out

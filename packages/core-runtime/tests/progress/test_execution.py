@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import TransportError
@@ -94,7 +94,6 @@ def expected(schedule: Schedule) -> list[str]:
     return done[1:]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
 @given(schedule=schedules(), rounds=st.integers(1, 4))
 def test_operations_fire_as_their_dependencies_say(schedule: Schedule, rounds: int) -> None:
     fired: list[tuple[int, str]] = []

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 from bodies import ALLREDUCES, ENGINES, CalledSum, allreduce_rounds, broadcast_rounds, called_rounds
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.launch.joining import join
@@ -37,7 +37,6 @@ MODELS = {
 }
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     size=st.one_of(st.integers(1, 9), st.just(17)),
     seed=st.integers(0, 10**6),
@@ -236,7 +235,6 @@ def test_inline_progress_advances_what_it_watches() -> None:
 # ------------------------------------------------------------------------------------------- called by other ranks
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     size=st.integers(1, 9),
     seed=st.integers(0, 10**6),
