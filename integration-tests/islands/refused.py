@@ -213,4 +213,4 @@ def warned(everyone: Any) -> None:
     model = shard(make(CASE, 0), everyone, "root")
     with logged() as lines, hocket.attach(model, sgd(model), "sgd") as session:
         assert session.data_size == 4
-        assert bool([line for line in lines if "there is one island" in line]) == session.is_main
+        assert bool([line for line in lines if "there is only one island" in line]) == session.is_main

@@ -102,7 +102,7 @@ def test_a_partner_that_does_not_come_is_named() -> None:
             optimizer.step()
             session.settle()
 
-    told = r"rank 0 .*averaging 0 of parameters\.0\[0\], whose averagings wait here for rank 1 to agree"
+    told = r"rank 0 .*averaging 0 of parameters\.0\[0\]: the averagings of this rank wait for rank 1 to agree"
     with pytest.raises(ExchangeTimeoutError, match=told):
         VirtualWorld(2, timeout_s=10.0).run(body)
 
@@ -131,7 +131,7 @@ def test_what_means_nothing_is_refused(given: dict[str, Any], told: str) -> None
 
 def test_gradients_are_refused() -> None:
     with pytest.raises(
-        CompositionError, match=r"adpsgd\.pair_average .* means nothing here: use it in parameters"
+        CompositionError, match=r"adpsgd\.pair_average .* makes no sense here: use it in parameters"
     ):
         hocket.compose({"gradients": [{"collective": "adpsgd.pair_average", "topology": "complete"}]})
 

@@ -104,9 +104,9 @@ def test_it_says_from_how_many_ranks_a_gather_sends_more(
     given = "parameters.0={collective: sparse_allreduce, compressor: {name: diloco.quantise, format: e3m0}}"
     for ranks, more in ((8, False), (17, True)):
         plan_command("diloco.streaming", (given,), ranks)
-        [line] = [each for each in capsys.readouterr().out.splitlines() if "whole values" in each]
-        assert "among more than about 16 ranks that is more than an allreduce of whole values sends" in line
-        assert ("it does here" in line) == more
+        [line] = [each for each in capsys.readouterr().out.splitlines() if "uncompressed values" in each]
+        assert "Among more than about 16 ranks this is more than an allreduce of uncompressed values" in line
+        assert ("(as here)" in line) == more
 
 
 def test_more_segments_than_steps_are_refused() -> None:

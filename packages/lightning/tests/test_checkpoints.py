@@ -130,9 +130,11 @@ def test_a_checkpoint_without_the_ranks_states_says_so(
     (tmp_path / "epoch=0.ckpt.hocket").rename(tmp_path / "elsewhere")
     with caplog.at_level(logging.WARNING, "hocket"):
         on_ranks(lambda: fit(Net(), *DILOCO, ckpt=tmp_path / "epoch=0.ckpt"))
-    [warning] = [each.message for each in caplog.records if "the ranks' own state is missing" in each.message]
+    [warning] = [
+        each.message for each in caplog.records if "each rank's own state is missing" in each.message
+    ]
     assert "epoch=0.ckpt.hocket" in warning
-    assert warning.endswith("and the strategy's steps, with synchronous_steps, start from zero")
+    assert warning.endswith("so that synchronous_steps apply again")
 
 
 def test_another_number_of_ranks_goes_on_from_the_mean(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_a_loop_of_accelerate_s_goes_on_where_it_was(job: Job, tmp_path: Path, s
 
 def test_a_state_that_accelerate_saved_alone_is_loaded_before_exchanging(job: Job, tmp_path: Path) -> None:
     for said in job.run(accelerate_cases.loaded_by_accelerate, (str(tmp_path),)):
-        assert said.endswith("which begins from its model and optimizer")
+        assert said.endswith("which then begins from the loaded model and optimizer")
 
 
 def test_an_accelerator_that_takes_its_rank_for_the_only_one_is_refused(job: Job) -> None:

@@ -220,14 +220,14 @@ class PairAverager(Activity):
     def _describe(self, what: str) -> str:
         partner = self._copy.partner
         if self._partner is not None:
-            lacks = f"here lack the values of rank {self._partner}"
+            lacks = f"lack the values of rank {self._partner}"
         elif self._asked is not None:
-            lacks = f"wait here for rank {self._asked} to agree"
+            lacks = f"wait for rank {self._asked} to agree"
         elif self._granted < self._copy.wishes:
-            lacks = f"wait here for rank {partner} to ask"
+            lacks = f"wait for rank {partner} to ask"
         else:
-            lacks = "wait for other ranks to end theirs"
-        return f"{what} of {self._name}, whose averagings {lacks}"
+            lacks = "wait for other ranks to end their averagings"
+        return f"{what} of {self._name}: the averagings of this rank {lacks}"
 
     # ------------------------------------------------------------------------------------- from the engine's thread
 

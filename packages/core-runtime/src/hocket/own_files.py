@@ -145,7 +145,7 @@ def _read(folder: Path) -> _Note:
         if not (isinstance(run, str) and run and _are_names(files)):
             raise ValueError("it has other fields")
         if not (isinstance(texts, dict) and all(map(_are_names, texts.values()))):
-            raise ValueError("its texts are none")
+            raise ValueError("its texts are not a mapping of names")
     except (FileNotFoundError, NotADirectoryError):
         return _Note()
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:

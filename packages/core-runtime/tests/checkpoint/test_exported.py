@@ -208,7 +208,7 @@ def test_mistakes_are_named(
         (["run", "sgd", "-q", "--from", "bad.safetensors"], "is not a safetensors file, or is damaged"),
         (["run", "sgd", "-q", "--from", "model.pt"], "model.pt needs pickle, which can run any code"),
         (["run", "sgd", "-q", "--from", "empty"], "empty holds no model: expected model.safetensors"),
-        (["run", "sgd", "-q", "--from", str(run / "checkpoints")], "is of a run. `hocket export"),
+        (["run", "sgd", "-q", "--from", str(run / "checkpoints")], "is the folder of a run. `hocket export"),
         (
             ["export", str(run), "--out", out, "--format", "hf"],
             "which has no save_pretrained: use --format safet",
@@ -216,7 +216,7 @@ def test_mistakes_are_named(
         (["export", "empty", "--out", out, "--format", "torch"], "there is no complete checkpoint in empty"),
         (["export", str(run), "--out", str(run)], "holds other results of Hocket, not an export"),
         (["export", str(run), "--out", out, "--state"], "--state works only with --format dcp"),
-        (["export", str(run), "--out", out, "--model", "a:b"], "--model is for --format hf"),
+        (["export", str(run), "--out", out, "--model", "a:b"], "--model works only with --format hf"),
         (["export", "other.safetensors", "--out", out, "--format", "hf"], "--format hf needs the model"),
         (
             ["resume", str(run), "-q", "start_from=other.safetensors"],

@@ -97,7 +97,7 @@ def change_manifest(**changes: Any) -> Callable[[Path], None]:
         ("rank-0001.safetensors", truncate, r"rank-0001.safetensors: expected \d+ bytes, found \d+; no rank has it"),
         ("rank-0001.safetensors", Path.unlink, r"rank-0001.safetensors: expected \d+ bytes, it is missing"),
         ("rank-0001.safetensors", flip, "rank 1: .*rank-0001.safetensors is damaged, or does not hold a rank's state"),
-        ("rank-0001.safetensors", flip_last, "rank 1: .*rank-0001.safetensors does not hold what was written"),
+        ("rank-0001.safetensors", flip_last, "rank 1: .*rank-0001.safetensors has changed since it was written"),
         ("manifest.json", change_manifest(checksums={}), "manifest.json is damaged: checksums: found "),
         ("manifest.json", truncate, "manifest.json is damaged"),
         ("manifest.json", change_manifest(format=1), "has format 1, written by hocket-core .* reads 4"),
@@ -113,7 +113,7 @@ def test_damage(name: str, damage: Callable[[Path], object], expected: str, save
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_changed_bit_is_noticed_by_another_number_of_ranks(ranks: int, saved: Path) -> None:
     flip_last(saved / "step-00000003" / "rank-0001.safetensors")
-    with pytest.raises(CheckpointError, match=r"rank-0001\.safetensors does not hold what was written"):
+    with pytest.raises(CheckpointError, match=r"rank-0001\.safetensors has changed since it was written"):
         on_ranks(ranks, TRAINING, load=saved)
 
 
@@ -283,7 +283,7 @@ def test_a_loader_with_less_data(saved: Path) -> None:
 
 def test_another_kind_of_loader(saved: Path) -> None:
     for kind in ("stateful", "generator"):
-        with pytest.raises(CheckpointError, match=r"continue with the same kind of loader"):
+        with pytest.raises(CheckpointError, match=r"Continue with the same kind of loader"):
             on_ranks(2, Training(("dpsgd",), kind), load=saved)
 
 

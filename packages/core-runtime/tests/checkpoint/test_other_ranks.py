@@ -129,6 +129,6 @@ def test_optimizers_that_differ_are_dropped(tmp_path: Path, caplog: pytest.LogCa
     assert loaded.momenta == []
     [message] = [record.getMessage() for record in caplog.records]
     assert (
-        "without the optimizer's state (it is not of the same form in rank-0000.safetensors and rank-0001"
+        "without the optimizer's state (its structure differs between rank-0000.safetensors and rank-0001"
         in message
     )

@@ -62,7 +62,7 @@ def test_the_newest_that_is_whole_is_taken(
     passed, kept = caplog.messages
     assert passed.startswith(f"{saved / 'step-00000004'} is passed over: ")
     assert told in passed
-    assert kept == f"{saved / 'step-00000004'}, which is damaged, is kept as step-00000004.damaged-1"
+    assert kept == f"{saved / 'step-00000004'} is damaged, and was renamed to step-00000004.damaged-1"
     assert sorted(path.name for path in saved.iterdir()) == [
         "step-00000002",
         "step-00000003",

@@ -158,9 +158,9 @@ def test_another_number_of_ranks(run: Callable[..., int], tmp_path: Path) -> Non
         ([], "RUN holds the checkpoints of an earlier run: continue it with `hocket resume RUN`, name"),
         (["--dry-run"], "RUN holds the checkpoints of an earlier run: continue it with `hocket resume RUN`, name"),
         (["--resume", "--overwrite"], "--resume continues a run and --overwrite replaces it: give one of them"),
-        (["--resume", "batch_size=16"], "RUN/config.yaml: batch_size is 32, and 16 is asked for, but a resumed run"),
-        (["--resume", "optimizer.lr=1"], "RUN/config.yaml: optimizer.lr is 0.1, and 1 is asked for, but a resumed run"),
-        (["--resume", "optimizer=adam"], "RUN/config.yaml: optimizer.name is sgd, and adam is asked for, "),
+        (["--resume", "batch_size=16"], "RUN/config.yaml: batch_size is 32, but you asked for 16. A resumed run"),
+        (["--resume", "optimizer.lr=1"], "RUN/config.yaml: optimizer.lr is 0.1, but you asked for 1. A resumed run"),
+        (["--resume", "optimizer=adam"], "RUN/config.yaml: optimizer.name is sgd, but you asked for adam, "),
         (["--resume", "recipe=sgd"], "RUN/config.yaml is complete and does not need a recipe: leave out recipe="),
         (["--resume", "parameters.0.topology=exponential"], "parameters.0.topology.name: this session has exponential"),
         (["--resume", "--out", "EMPTY"], "EMPTY holds no run to resume: there is no such folder"),
@@ -228,8 +228,8 @@ def test_a_run_goes_on_as_it_was_but_for_what_is_given(
     capfd.readouterr()
     assert run("edited.yaml", "steps=21", "--out", "RUN", "--resume") == 0
     assert capfd.readouterr().err == (
-        "hocket: edited.yaml differs from RUN/config.yaml in epochs: the folder's settings are used; KEY=VALUE changes "
-        "those that may change\n"
+        "hocket: edited.yaml differs from RUN/config.yaml in epochs: the folder's settings are used; to change a "
+        "setting, write KEY=VALUE\n"
     )
     monkeypatch.setattr(sys, "argv", ["hocket", "resume", "RUN", "steps=30"])
     with pytest.raises(SystemExit, match="0"):

@@ -78,9 +78,9 @@ def test_a_package_that_is_missing_is_named(
 ) -> None:
     monkeypatch.setattr(benchmarking, "default_registry", lambda: Registry(list))
     benchmarking.bench_command(None, [])
-    assert "hocket-eager has some, and is not installed: pip install " in capsys.readouterr().out
+    assert "hocket-eager has benchmarks, but is not installed: pip install " in capsys.readouterr().out
     with pytest.raises(
-        UserError, match=r"no benchmark 'partial_allreduce'\. There are: none\. hocket-eager has some"
+        UserError, match=r"no benchmark 'partial_allreduce'\. There are: none\. hocket-eager has benchmarks"
     ):
         benchmarking.bench_command("partial_allreduce", [])
 

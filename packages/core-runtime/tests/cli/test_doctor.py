@@ -105,7 +105,7 @@ def test_an_mpiexec_of_another_mpi_is_a_problem() -> None:
     finding = match(openmpi, "MPICH 5.0.2", "it")
     assert finding.verdict is Verdict.PROBLEM
     assert finding.text.startswith(
-        "it and mpi4py are of different MPI libraries, so ranks do not find each other: mpi4py uses MPICH 5.0.2, "
+        "it and mpi4py belong to different MPI libraries, so ranks cannot find each other. mpi4py uses MPICH 5.0.2: "
     )
 
 
@@ -202,7 +202,7 @@ def test_interfaces_are_those_of_this_machine() -> None:
             "ok",
             "own0 10.0.0.2; this host's name, me, resolves to",
         ),
-        ({"lo": "127.0.0.1", "own0": "10.0.0.2"}, ["127.0.1.1"], "note", "no other host reaches it"),
+        ({"lo": "127.0.0.1", "own0": "10.0.0.2"}, ["127.0.1.1"], "note", "other hosts cannot reach it"),
         ({"lo": "127.0.0.1", "own0": "10.0.0.2"}, [], "note", "does not resolve here"),
         ({"lo": "127.0.0.1"}, ["127.0.1.1"], "note", "only loopback"),
         (

@@ -129,7 +129,10 @@ def test_other_hosts_without_ssh_get_a_line_each(
             ["-n", "2", "--mpi-arg", "-v", "a.py"],
             "hocket: --mpi-arg is for mpiexec, but these ranks use transport",
         ),
-        (["-n", "9", "--hosts", "a:4,b:4", "a.py"], "hocket: -n 9, but the hosts have places for 8 ranks"),
+        (
+            ["-n", "9", "--hosts", "a:4,b:4", "a.py"],
+            "hocket: -n 9, but the hosts have slots for only 8 ranks",
+        ),
         (
             ["--hosts", "./none", "a.py"],
             "hocket: hosts './none': './none' is not a host, and there is no such file",
@@ -155,7 +158,7 @@ def test_a_rank_launches_no_ranks(
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     told = refused("launch", "-n", "2", "a.py", monkeypatch=monkeypatch, capfd=capfd)
     assert told == (
-        "hocket: Open MPI's mpiexec already started this process as one of 4 ranks: let it start a.py directly, "
+        "hocket: Open MPI's mpiexec already started this process as one of 4 ranks: start a.py directly, "
         "without `hocket launch`\n"
     )
 
@@ -250,7 +253,7 @@ def test_a_script_gets_its_ranks_and_arguments_and_a_dead_rank_is_named(
     ended = launch("--die")
     message, advice = ended.stderr.strip("\0\n").splitlines()
     assert advice.startswith(
-        "hocket: run the same command again; a script goes on from its last checkpoint if it loads one: with"
+        "hocket: run the same command again; a script continues from its last checkpoint if it loads one, with"
     )
     assert message.startswith("hocket: at step 0, rank 0: control (allgather): rank 1 has died; rank 1 on ")
     assert "was killed by SIGKILL" in message

@@ -115,9 +115,9 @@ def test_a_mistake_is_found_without_torch(tmp_path: Path) -> None:
     [
         (["recipe=crossover"], "recipe sgd, named first, would override it: name crossover in place of sgd"),
         (["strategy=agd"], "A recipe is named first, `hocket run agd`, or by recipe: agd in a file"),
-        (["strategy=sgd,agd"], "a sweep alone takes strategy=. A run for each of several values: "
+        (["strategy=sgd,agd"], "a sweep alone takes strategy=. To run each of several values: "
          "`hocket sweep sgd strategy=sgd,agd`"),
-        (["seed=0,1,2"], "allowed: an integer. A run for each of several values: `hocket sweep sgd seed=0,1,2`"),
+        (["seed=0,1,2"], "allowed: an integer. To run each of several values: `hocket sweep sgd seed=0,1,2`"),
         (["task=digits,digit", "epochs=2"], "`hocket sweep sgd task=digits,digit epochs=2`"),
         (["optimizer.lr=0.1,0.2"], "`hocket sweep sgd optimizer.lr=0.1,0.2`"),
         (["timeout_s=soon"], "timeout_s: got 'soon'; allowed: a number, or a number with s, ms or us, such as 200ms"),
@@ -229,7 +229,7 @@ class TestUnderALauncher:
         [message] = ended.stderr.strip("\0\n").splitlines()
         # One rank speaks for all where both had time to find it.
         assert message.startswith(("hocket: rank ", "hocket: all ranks "))
-        assert "optimizer: muon takes matrices only: add rest: " in message
+        assert "optimizer: muon takes only matrices: add rest: " in message
 
     def test_a_number_of_ranks_that_the_launcher_did_not_start(self, tmp_path: Path) -> None:
         command = find_mpiexec().command(2, HOCKET, folder=tmp_path)

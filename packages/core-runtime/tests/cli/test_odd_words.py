@@ -93,7 +93,7 @@ def test_one_line(
     ("picture", "expected"),
     [
         ("mine.nope", "Format 'nope' is not supported"),
-        ("file.png", "file.png exists, and Hocket did not draw it"),
+        ("file.png", "file.png exists, but is not a picture by Hocket"),
         ("", "is empty"),
     ],
 )

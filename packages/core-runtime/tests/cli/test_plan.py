@@ -412,7 +412,7 @@ def test_the_share_of_computing_counts_who_is_late(capsys: pytest.CaptureFixture
     told = " ".join(capsys.readouterr().out.split())
     # 0.1 s of 0.4 s, and the messages of the digits take next to nothing.
     assert re.search(
-        r"takes 40\d ms, 300 ms of them held up by late ranks; 2[45]\.\d% of it is computing", told
+        r"takes 40\d ms, 300 ms of this time waiting for late ranks; 2[45]\.\d% of it is computing", told
     )
     assert "; 50% never, per rank" in told
     plan_command("agd", ("compute.step_s=100ms",), 4)

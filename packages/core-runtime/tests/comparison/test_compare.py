@@ -114,8 +114,8 @@ def test_a_seed_that_counts_twice_is_said(runs: Path, hocket: Hocket, tmp_path: 
     ended = hocket("compare", str(tmp_path))
     assert "sgd (3 runs of 2 seeds)" in ended.out
     assert ended.err == (
-        "hocket: sgd (3 runs of 2 seeds): runs of the same settings and seed repeat each other: run, sgd-0 (seed 0). "
-        "The deviation behind ± comes out too small: compare one run of each seed\n"
+        "hocket: sgd (3 runs of 2 seeds): some runs have the same settings and seed: run, sgd-0 (seed 0). "
+        "This makes the deviation after ± too small: compare one run for each seed\n"
     )
     assert "1 seed)" in hocket("compare", str(tmp_path / "run"), str(tmp_path / "sgd-0")).out
 
@@ -219,7 +219,7 @@ def test_different_tasks_and_clocks_are_said(runs: Path, hocket: Hocket, tmp_pat
     ended = hocket("compare", str(runs / "sgd-0"), str(tmp_path / "other"))
     assert ended.status == 0
     tasks, clocks = ended.err.splitlines()
-    assert "the runs are of different tasks, whose metrics cannot be compared" in tasks
+    assert "the runs have different tasks, so their metrics cannot be compared" in tasks
     assert "hidden=128" in tasks
     assert "hidden=64" in tasks
     assert "seconds on the virtual clock cannot be compared" in clocks
@@ -264,8 +264,8 @@ def test_a_run_that_holds_runs_says_which_are_taken(runs: Path, hocket: Hocket, 
     ended = hocket("compare", str(folder))
     assert list(table(ended.out)) == ["sweep"]
     assert ended.err == (
-        f"hocket: {folder} is a run itself. It is compared, and holds 2 others, which are not (dpsgd, sgd): name "
-        f"them, as {folder}/*/\n"
+        f"hocket: {folder} is a run, and is compared. It also holds 2 other runs, which are not compared (dpsgd, "
+        f"sgd): to compare them, name them, as in {folder}/*/\n"
     )
     assert hocket("compare", str(folder), *map(str, (folder / "sgd", folder / "dpsgd"))).err == ""
 

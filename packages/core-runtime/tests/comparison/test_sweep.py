@@ -203,7 +203,7 @@ def test_runs_of_other_code_are_not_mixed_silently(
     assert later.status == 0, later.err
     ended = hocket("compare", "out")
     told = "coded.py differs between: run; seed=1, seed=2"
-    assert ended.err == f"hocket: the runs are of different code: {told}\n"
+    assert ended.err == f"hocket: the runs used different code: {told}\n"
 
 
 @pytest.mark.full
@@ -251,8 +251,8 @@ def test_runs_and_sweeps_do_not_share_a_folder(
         ended = hocket("run", "sgd", *short, "--out", "swept", *more)
         assert (ended.status, ended.out) == (2, "")
         assert ended.err == (
-            "hocket: --out swept holds runs (seed=0, seed=1), which `hocket compare swept` would not find next to "
-            "another run there: name a folder inside it, such as swept/NAME, or another one\n"
+            "hocket: --out swept holds runs (seed=0, seed=1). A run in the same folder would hide them from `hocket "
+            "compare swept`: name a folder inside it, such as swept/NAME, or another folder\n"
         )
     assert (tmp_path / "swept" / "run.json").read_text() == before
     assert hocket("run", "sgd", *short, "seed=2", "--out", "swept/seed=2").status == 0
@@ -344,7 +344,7 @@ def test_commas_within_brackets_and_quotes_divide_nothing() -> None:
         ),
         (
             ["sgd", "seed=0,1", "-n", "5", "--hosts", "localhost:4"],
-            "-n 5, but the hosts have places for 4 ranks",
+            "-n 5, but the hosts have slots for only 4 ranks",
         ),
         (["absent.yaml", "seed=0,1"], "absent.yaml: cannot read the file"),
     ],

@@ -143,7 +143,7 @@ def test_the_rest_is_all_but_hidden_matrices(tied: bool) -> None:
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
-        ({"name": "muon"}, "mapping: optimizer: muon takes matrices only: add rest: {name: adamw}, which steps all "),
+        ({"name": "muon"}, "mapping: optimizer: muon takes only matrices: add rest: {name: adamw}, which steps all "),
         ({"name": "muon", "rest": "adamv"}, "mapping: optimizer.rest: there is no optimizer 'adamv'. Did you mean "),
         ({"name": "muon", "rest": {"name": "sgd", "lrr": 1}}, "mapping: optimizer.rest.lrr: unknown argument of sgd. "),
         ({"name": "muon", "rest": {"lr": 1}}, "mapping: optimizer.rest.name: missing; allowed: a name, or a mapping"),

@@ -50,7 +50,8 @@ def test_the_others_end_with_a_line(transport: str, variable: str, tmp_path: Pat
     lines = {
         "hocket: rank 0 waits for rank 1, which has ended before joining the job (sys.exit, or the end of the "
         "script?). All ranks must call hocket.attach or hocket.join; all ranks end",
-        "hocket: rank 1 ended with exit code 0 before it joined the job, which others wait for; all ranks were ended",
+        "hocket: rank 1 ended with exit code 0 before it joined the job, and other ranks wait for it; "
+        "all ranks were ended",
     }
     assert ended.returncode == 1
     assert told, ended.stderr

@@ -133,7 +133,7 @@ class TestAScript:
         [message] = messages(ended.errors)
         assert message == (
             "hocket: asked to end, but within 2 s rank 1 did not receive the request (a signal to one rank reaches "
-            "only ranks that can reach its host): all ranks end without a new checkpoint, the last one stands"
+            "only ranks that can reach its host): all ranks end without a new checkpoint; the last one remains"
         )
         assert ended.status == 143
         assert not (tmp_path / "saved").exists()
@@ -146,7 +146,7 @@ class TestAScript:
         [message] = messages(job.end().errors)
         assert message.startswith("hocket: asked to end, but within 2 s step ")
         assert message.endswith(
-            " was not over and saved: all ranks end without a new checkpoint, the last one stands"
+            " had not ended and been saved: all ranks end without a new checkpoint; the last one remains"
         )
 
     def test_that_has_come_to_its_end_ends_well(self, script: Callable[..., Job], tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_hostfile_of_either_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         ("a:0", "hosts 'a:0': give each host 1 rank or more"),
         ("0x8", "hosts '0x8': give each host 1 rank or more"),
-        ("a:4,a:4", "hosts 'a:4,a:4': a is named twice: give it one number"),
+        ("a:4,a:4", "hosts 'a:4,a:4': a is named twice: name it once, with"),
         ("8", "hosts '8': write 8x1 for 8 hosts of one rank, or 1x8 for 8 ranks on one host"),
         ("a:b", "hosts 'a:b': 'a:b' is not a host; write a:8,b:8, or 4x8"),
         ("a,,b", "hosts 'a,,b': '' is not a host"),
@@ -79,9 +79,7 @@ def test_hosts_are_filled_one_after_the_other(places: list[int], data: st.DataOb
 
 
 def test_too_many_ranks_for_the_places() -> None:
-    with pytest.raises(
-        UserError, match=r"^-n 9, but the hosts have places for 4 ranks only: .* such as a:5$"
-    ):
+    with pytest.raises(UserError, match=r"^-n 9, but the hosts have slots for only 4 ranks: .* such as a:5$"):
         share_out(parse_hosts("a:2,b:2"), 9)
 
 
@@ -93,6 +91,6 @@ def test_this_host_is_known_by_its_names() -> None:
 
 @pytest.mark.parametrize("text", ["100000000x1", "a:99999999", "a:40000,b:40000"])
 def test_more_ranks_than_any_job_has(text: str) -> None:
-    with pytest.raises(UserError, match=r" ranks; Hocket plans and starts up to 65536$"):
+    with pytest.raises(UserError, match=r" ranks, but Hocket plans and starts at most 65536$"):
         parse_hosts(text)
     assert len(parse_hosts("65536x1")) == 65536

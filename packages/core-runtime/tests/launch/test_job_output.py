@@ -67,7 +67,7 @@ def filtered(text: str, folder: Path, rule: str = "-", step: int = 7) -> tuple[s
     [
         (
             OPENMPI_KILLED,
-            "rank 2 on vm was killed by SIGKILL (out of memory? the kernel's log would tell); all ranks were ended",
+            "rank 2 on vm was killed by SIGKILL (out of memory? see the kernel's log); all ranks were ended",
         ),
         (OPENMPI_KILLED.replace("signal 9", "signal 11"), "rank 2 on vm was killed by SIGSEGV; all ranks were ended"),
         (OPENMPI_LEFT, "rank 1 ended with exit code 4; all ranks were ended"),
@@ -148,7 +148,7 @@ def test_what_survivors_say_of_a_dead_rank_is_one_sentence_with_what_it_died_of(
     assert through == ""
     assert report.message == (
         "at step 3, rank 0: gradients.0[0] (allreduce): rank 1 has died; rank 1 on vm was killed by SIGKILL "
-        "(out of memory? the kernel's log would tell); all ranks were ended"
+        "(out of memory? see the kernel's log); all ranks were ended"
     )
     assert (report.status, ended) == (128 + 9, [])
 

@@ -89,7 +89,8 @@ def test_a_rank_that_ends_well_before_it_has_joined_ends_those_that_wait_for_it(
     begun_s = time.monotonic()
     status, _, err = run(3, "rank == 1 and os._exit(0); import hocket; hocket.join()")
     assert err == (
-        "hocket: rank 1 ended with exit code 0 before it joined the job, which others wait for; all ranks were ended\n"
+        "hocket: rank 1 ended with exit code 0 before it joined the job, and other ranks wait for it; "
+        "all ranks were ended\n"
     )
     assert status == 1
     assert time.monotonic() - begun_s < 30
@@ -123,7 +124,7 @@ def test_a_killed_rank_is_named_and_those_that_do_not_notice_are_ended(
     status, _, err = run(3, f"rank == 2 and os.kill(os.getpid(), signal.SIGKILL); {SLEEP}")
     assert err.startswith("hocket: rank 2 on ")
     assert err.endswith(
-        " was killed by SIGKILL (out of memory? the kernel's log would tell); all ranks were ended\n"
+        " was killed by SIGKILL (out of memory? see the kernel's log); all ranks were ended\n"
     )
     assert status == 137
 

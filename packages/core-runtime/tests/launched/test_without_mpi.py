@@ -73,6 +73,6 @@ def test_a_run_names_a_rank_that_was_killed(python_without_mpi: str, tmp_path: P
     assert message.startswith("hocket: at step ")
     assert ": rank 1 has died; rank 1 on " in message
     assert message.endswith(
-        " was killed by SIGKILL (out of memory? the kernel's log would tell); all ranks were ended"
+        " was killed by SIGKILL (out of memory? see the kernel's log); all ranks were ended"
     )
     assert job.returncode == 137

@@ -237,7 +237,7 @@ def test_the_working_directory_is_not_replaced(
 
     def use(session: hocket.Session) -> None:
         with pytest.raises(
-            CheckpointError, match="is the working directory, or contains it: name a folder for"
+            CheckpointError, match="is the working directory, or contains it: name a folder that"
         ):
             session.export(name)
 
@@ -337,7 +337,7 @@ def test_a_mount_point_is_refused_before_anything_is_written(
 
     def use(session: hocket.Session) -> None:
         with pytest.raises(
-            CheckpointError, match=r"out is a mount point, .*: name a folder within it, such as .*out/export"
+            CheckpointError, match=r"out is a mount point, .*: name a folder inside it, such as .*out/export"
         ):
             session.export(tmp_path / "out")
         session.export(tmp_path / "out/export")
@@ -377,9 +377,9 @@ def test_what_cannot_be_written_is_named_on_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     def use(session: hocket.Session) -> None:
-        with pytest.raises(CheckpointError, match="file is a file: name a folder for the export"):
+        with pytest.raises(CheckpointError, match="file is a file: name a folder that the export"):
             session.export(tmp_path / "file/out")
-        with pytest.raises(CheckpointError, match="is a file: name a folder for the export"):
+        with pytest.raises(CheckpointError, match="is a file: name a folder that the export"):
             session.export(tmp_path / "file")
 
     on_ranks(2, lambda rank: trained(rank, "dpsgd", use))

@@ -57,7 +57,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], object], str]] = {
     ),
     "unfrozen": (
         lambda model: model.get_parameter("frozen").requires_grad_(),
-        "parameter frozen was frozen at attach and requires a gradient now",
+        "parameter frozen was frozen at attach, but requires a gradient now",
     ),
 }
 

@@ -88,7 +88,7 @@ def test_a_run_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
 
 def test_hocket_resume_says_that_a_script_s_command_is_repeated(tmp_path: Path) -> None:
     run(tmp_path / "a", 2)
-    with pytest.raises(UserError, match="is the run of a script: repeat the command that began it"):
+    with pytest.raises(UserError, match="is the run of a script: repeat the command that started it"):
         load_resumed(tmp_path / "a", [])
 
 

@@ -94,7 +94,7 @@ def test_only_parameters_and_statistics_have_a_mean(strategy: Any, caplog: pytes
     told = [message for message in caplog.messages if message.startswith("consensus") or "shape" in message]
     assert len(told) == 2
     assert "place, queue, vector" in told[0]
-    assert "cache, filled: is of another shape" in told[1]
+    assert "cache, filled: has another shape" in told[1]
 
 
 def test_a_mean_of_statistics_counts_samples() -> None:

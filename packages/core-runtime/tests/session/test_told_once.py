@@ -37,7 +37,7 @@ def told(
 def test_a_consensus_between_outer_steps_says_of_which_step_it_is(caplog: pytest.LogCaptureFixture) -> None:
     strategy = {"parameters": [{"collective": "allreduce", "every": 4, "outer": OUTER}]}
     [text, *_] = [each for each in told(caplog, strategy, 6) if "consensus at step" in each]
-    assert "at step 6: the model is that of the outer parameters at step 4" in text
+    assert "at step 6: the model holds the outer parameters of step 4" in text
     assert len([each for each in caplog.messages if "consensus at step" in each]) == 1
     caplog.clear()
     assert not [each for each in told(caplog, strategy, 8) if "consensus at step" in each]

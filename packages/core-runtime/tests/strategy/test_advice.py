@@ -127,7 +127,7 @@ def test_outer_parameters_are_as_old_as_their_last_step() -> None:
     every = {"parameters": [{"collective": "allreduce", "every": 100, "outer": outer}]}
     strategy = hocket.compose(every)
     text = outer_age(strategy, 150, 4)
-    assert "at step 150: the model is that of the outer parameters at step 100" in text
+    assert "at step 150: the model holds the outer parameters of step 100" in text
     assert "the 50 steps of training since" in text
     assert outer_age(strategy, 200, 4) == ""
     assert outer_age(hocket.compose("periodic_average"), 3, 4) == ""  # its consensus is the mean of today

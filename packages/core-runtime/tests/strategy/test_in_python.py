@@ -35,7 +35,7 @@ def test_compressors_in_a_list_hold_each_other(tmp_path: Path) -> None:
     for compressors, message in (
         (
             [SPARSE[-1], "fp16"],
-            "gradients.0.compressor.0.name: topk holds no compressor: in a list it comes last",
+            "gradients.0.compressor.0.name: topk cannot contain a compressor: put topk last",
         ),
         (
             ["error_feedback", "topkk"],

@@ -401,4 +401,4 @@ def test_weights_that_nobody_can_tell_apart_are_told(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING, "hocket"):
         ranks = read(lambda: ahead(hocket.loader(Numbers(11), 2)), 2)
     assert all(weight == 1 for of_rank in ranks for _, weight in of_rank)
-    assert "give session.data(..., weight=...)" in caplog.text
+    assert "pass session.data(..., weight=...)" in caplog.text

@@ -89,7 +89,7 @@ def test_a_rank_of_another_job_that_comes_first_is_not_taken(join: Join) -> None
 def test_a_rank_that_comes_later_leaves_the_job_alone(join: Join) -> None:
     first, second = join(0, A), join(1, A)
     first.result(LONGEST_S), second.result(LONGEST_S)
-    assert "there is a second rank 1 (train.py B on one)" in refusal(join(1, B))
+    assert "a second process is rank 1 (train.py B on one)" in refusal(join(1, B))
     assert gathered(first, second) == [[0, 1], [0, 1]]
 
 

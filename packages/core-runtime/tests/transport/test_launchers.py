@@ -69,7 +69,7 @@ def test_ranks_of_an_mpiexec_can_do_without_mpi_where_somebody_says_where_they_m
 def test_env() -> None:
     environment = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
     assert found(environment) == Launched(
-        "whoever set RANK and WORLD_SIZE",
+        "the program that set RANK and WORLD_SIZE",
         0,
         3,
         0,
@@ -155,7 +155,7 @@ def test_a_single_rank_of_torchrun_is_alone_wherever_it_was_started() -> None:
         ),
         (
             {"WORLD_SIZE": "2", "RANK": "0"},
-            "whoever set RANK and WORLD_SIZE started 2 ranks, but MASTER_ADDR or",
+            "the program that set RANK and WORLD_SIZE started 2 ranks, but MASTER_ADDR or",
         ),
         ({**TORCHRUN, "RANK": "5"}, "rank 5 of 2 in the environment: ranks are 0 to 1"),
         (

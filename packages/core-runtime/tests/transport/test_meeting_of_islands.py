@@ -66,7 +66,7 @@ def test_islands_wait_for_each_other(meet: Meet) -> None:
     [
         (
             [(0, 0, 2), (0, 1, 2), (1, 0, 3), (1, 1, 3), (1, 2, 3)],
-            r"differ in their numbers of ranks \(island 0 on .* has 2, island 1 on .* has 3\): start equally",
+            r"differ in their numbers of ranks \(island 0 on .* has 2, island 1 on .* has 3\): start the same number",
         ),
         ([(0, 0, 3), (0, 1, 3), (0, 2, 3), (1, 0, 1)], r"island 0 on .* has 3, island 1 on .* has 1\): "),
         (
@@ -161,7 +161,8 @@ def test_jobs_with_other_numbers_of_ranks_end_with_a_line_each(tmp_path: Path, f
         lines = [line for line in err.splitlines() if line.startswith("hocket: rank ")]
         assert (job.returncode, len(lines)) == (2, 1), err
         assert re.search(
-            r"island 0 on \S+ has 2, island 1 on \S+ has 1\): start equally many on each$", lines[0]
+            r"island 0 on \S+ has 2, island 1 on \S+ has 1\): start the same number of ranks on each island$",
+            lines[0],
         )
         assert lines[0].startswith(f"hocket: rank {island}: the islands differ in their numbers of ranks (")
 

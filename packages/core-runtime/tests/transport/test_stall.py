@@ -70,7 +70,7 @@ def test_a_receive_names_its_source_and_who_may_hold_that_up() -> None:
 def test_ranks_of_other_hosts_are_named_without_a_guess() -> None:
     text = describe_stall(0, allreduce(1, 8, 9), [row(1, RankState.WAITING, LANE, "allreduce")], OUTCOME)
     assert "waits for ranks 8, 9" in text
-    assert "ranks 8, 9 are on another host, where this one cannot look" in text
+    assert "ranks 8, 9 are on another host, whose state is not known here" in text
 
 
 def test_when_all_wait_nobody_is_blamed() -> None:

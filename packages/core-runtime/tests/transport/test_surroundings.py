@@ -64,7 +64,7 @@ def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
     status, told = in_a_process(code, tmp_path)
     assert (status, told) == (
         2,
-        "hocket: the working directory is gone (No such file or directory): cd to one that is there\n",
+        "hocket: the working directory no longer exists (No such file or directory): cd to another one\n",
     )
 
 

@@ -321,8 +321,8 @@ class PipelineSession(EngineSession):
 
     def load_mean(self, files: Sequence[StateFile]) -> None:
         raise CheckpointError(
-            f"{files[0].path.parent} holds the state of other ranks than the {self.size} that run: a pipeline "
-            "continues only with the same number of ranks. Start from the saved run's model.safetensors instead"
+            f"{files[0].path.parent} was not saved by {self.size} ranks, and a pipeline continues only with "
+            "the same number of ranks. Start from the saved run's model.safetensors instead"
         )
 
     # ---- closing -----------------------------------------------------------------------------------------------

@@ -218,9 +218,10 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         super().load_optimizer_state_dict(checkpoint)
         if self.is_global_zero:
             _log.warning(
-                "the ranks' own state is missing next to the checkpoint (%s): all ranks begin with its mean and "
-                "with rank 0's optimizer; the state of exchanges (outer optimizers, residuals) and the strategy's "
-                "steps, with synchronous_steps, start from zero",
+                "the folder with each rank's own state is missing next to the checkpoint (%s). All ranks "
+                "begin with the mean model and with rank 0's optimizer. The state of exchanges (outer "
+                "optimizers, residuals) is empty, and the strategy counts steps from 0, so that "
+                "synchronous_steps apply again",
                 self._loaded or "a folder FILE.hocket",
             )
 

@@ -131,9 +131,10 @@ class RedSyncAllreduce(SparseAllreduce):
         first = first_dense_size(own, shapes, costs, self.algorithm)
         from_when = "for no number of ranks" if first is None else f"from {first} ranks on"
         return [
-            f"redsync.allreduce among {size} ranks sends {num_parameters - num_dense} of {num_parameters} parameters "
-            f"sparse{scalable} and {num_dense} dense. Dense would be better for all of them {from_when}. This "
-            "counts selection and decompression; the time above does not."
+            f"redsync.allreduce among {size} ranks sends {num_parameters - num_dense} of {num_parameters} "
+            f"parameters sparse{scalable} and {num_dense} dense. Sending all of them dense would be faster "
+            f"{from_when}. This prediction includes the time of selection and decompression; the time above "
+            "does not."
         ]
 
 
@@ -150,7 +151,10 @@ def _why_dense(own: ResidualCompressor, segments: Sequence[Segment], size: int) 
             f"dense_below_kb={own.dense_below_kb:g}: the largest has {max(sizes) / 1024:.3g} KB. "
             "compressor.dense_below_kb sets the limit"
         )
-    return f"nothing is compressed, as among {size} ranks all {len(sizes)} parameters cost less whole"
+    return (
+        f"nothing is compressed, because among {size} ranks all {len(sizes)} parameters take less time "
+        "uncompressed"
+    )
 
 
 def _own(compressor: Compressor | None) -> ResidualCompressor:

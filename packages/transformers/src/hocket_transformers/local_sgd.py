@@ -82,8 +82,8 @@ def exchanging(
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     if accelerator.is_main_process and any(each.state for each in optimizers):
         _log.warning(
-            "exchanging begins with an optimizer that has a state already: if load_state has loaded it, call that "
-            "within `with exchanging(...)`, where it loads what exchanges remember as well"
+            "exchanging begins with an optimizer that already has a state. If load_state has loaded it, "
+            "call load_state within `with exchanging(...)`: there it also loads the state of the exchanges"
         )
     with ExitStack() as stack:
         if isinstance(model, DistributedDataParallel):
@@ -143,8 +143,9 @@ def _load_state(
     def look(models: list[nn.Module], folder: str | os.PathLike[str]) -> None:
         if not Path(folder, _FOLDER).is_dir():
             raise UserError(
-                f"{folder} has no folder {_FOLDER}, as it was saved outside of `exchanging`: call load_state before "
-                "`with exchanging(...)`, which begins from its model and optimizer"
+                f"{folder} has no folder {_FOLDER}, because it was saved outside of `exchanging`. Call "
+                "load_state before `with exchanging(...)`, which then begins from the loaded model and "
+                "optimizer"
             )
         found.append(Path(folder, _FOLDER))
         # The session loads its own.
@@ -160,8 +161,9 @@ def _load_state(
 
 def _refuse_joining(own: Any, *given: Any, **named: Any) -> Any:
     raise UserError(
-        "join_uneven_inputs is DistributedDataParallel's, and has no effect on exchanges: loop over "
-        "`session.data(loader)`, which lets ranks with fewer batches take part, or leave even_batches at True"
+        "join_uneven_inputs works only with DistributedDataParallel, and has no effect on exchanges: loop "
+        "over `session.data(loader)`, which lets ranks with fewer batches take part, or leave even_batches "
+        "at True"
     )
 
 

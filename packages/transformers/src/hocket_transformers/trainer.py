@@ -42,7 +42,7 @@ _REFUSED = {
     "deepspeed": "it shards the model over the ranks, and Hocket exchanges whole models: leave one of the two out",
     "enable_jit_checkpoint": "ranks would save different steps: set save_steps",
     "fsdp": "it shards the model over the ranks, and Hocket exchanges whole models: leave one of the two out",
-    "ignore_data_skip": "the session goes on in the middle of the pass, and reads nothing twice: leave it out",
+    "ignore_data_skip": "the session continues in the middle of the pass, and reads no sample twice: leave it out",
     "parallelism_config": "it shards the model over the ranks, and Hocket exchanges whole models: leave it out",
     "use_legacy_prediction_loop": "it would evaluate each rank's own replica: leave it out",
 }
@@ -325,7 +325,9 @@ def _newest(folder: str | None) -> str | bool:
         if not _was_cut_off(path / _FOLDER):
             return str(path)
         if core.join().rank == 0:
-            _log.warning("%s is incomplete, as its job ended while it was saved: an older one is tried", path)
+            _log.warning(
+                "%s is incomplete, because its job ended during the save: trying an older checkpoint", path
+            )
     return True
 
 

@@ -39,12 +39,12 @@ def export_folder(folder: Path, about: TreeView) -> Iterator[Path]:
         folder = folder.resolve()
     if Path.cwd().is_relative_to(folder.resolve()):
         raise CheckpointError(
-            f"{folder} is the working directory, or contains it: name a folder for the export alone, such as "
-            f"{folder / 'export'}"
+            f"{folder} is the working directory, or contains it: name a folder that is only for the export, "
+            f"such as {folder / 'export'}"
         )
     if folder.is_mount():
         raise CheckpointError(
-            f"{folder} is a mount point, which no export can replace as a whole: name a folder within it, such as "
+            f"{folder} is a mount point, which an export cannot replace: name a folder inside it, such as "
             f"{folder / 'export'}"
         )
     _refuse_others(folder)
@@ -81,8 +81,8 @@ def _refuse_others(folder: Path) -> None:
     names = _names(folder)
     if names and ABOUT not in names and (folder / NOTE).exists():
         raise CheckpointError(
-            f"{folder} holds other results of Hocket, not an export: name a folder for the export alone, such as "
-            f"{folder / 'export'}"
+            f"{folder} holds other results of Hocket, not an export: name a folder that is only for the "
+            f"export, such as {folder / 'export'}"
         )
     exports = sorted({name.partition("/")[0] for name in names if name.endswith(f"/{ABOUT}")})
     if exports:

@@ -62,10 +62,13 @@ def fetch(peer: Peer, lane: Lane, path: Path, leaders: Callable[[], Sequence[int
     kinds = gather(peer, hashlib.sha256(text.encode()).hexdigest() if text else "")
     having = [rank for rank, kind in enumerate(kinds) if kind]
     if not having:
-        return f"{path / MANIFEST} is on no rank"
+        return f"no rank has {path / MANIFEST}"
     others = [rank for rank in having if kinds[rank] != kinds[having[0]]]
     if others:
-        return f"{path / MANIFEST} is another one on ranks {having[0]} and {others[0]}: two jobs have saved there"
+        return (
+            f"{path / MANIFEST} differs between ranks {having[0]} and {others[0]}: two jobs have saved into "
+            "this folder"
+        )
     text = gather(peer, text if peer.rank == having[0] else None)[having[0]]
     manifest = Manifest.parse(path, text)
     own = [manifest.whole_files(path), needed(manifest, path, peer.rank, peer.size)]

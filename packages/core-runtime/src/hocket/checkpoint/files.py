@@ -263,8 +263,8 @@ class StateFile:
                 found = zlib.crc32(chunk, found)
         if found != expected:
             raise DamagedError(
-                f"{self.path} does not hold what was written (checksum {found:08x}, expected {expected:08x}): a disk "
-                "or a copy has changed part of this rank's state"
+                f"{self.path} has changed since it was written (checksum {found:08x}, expected "
+                f"{expected:08x}): a disk or a copy has damaged this rank's state"
             )
 
     def structure(self, section: str) -> object:

@@ -59,14 +59,14 @@ def newest_first(folder: Path, advice: str = "") -> list[Path]:
     """
     if folder.is_symlink() and not folder.exists():
         raise CheckpointError(
-            f"{folder} is a link to {os.readlink(folder)}, which is not there: is that disk mounted?"
+            f"{folder} is a link to {os.readlink(folder)}, which does not exist: is its disk mounted?"
         )
     with contextlib.suppress(MissingFileError):
         patiently(lambda: _require_manifest(folder))
     found = [folder] if (folder / MANIFEST).exists() else complete(folder)
     if not found:
         left = [path.name for path in incomplete(folder)]
-        also = f"; {', '.join(left)} is incomplete: a save was cut off" if left else ""
+        also = f"; {', '.join(left)} is incomplete: a save was interrupted" if left else ""
         raise CheckpointError(f"there is no complete checkpoint in {folder}{also}{advice and f'. {advice}'}")
     return found[::-1]
 
@@ -102,13 +102,13 @@ def begin(
     with locked(folder, run) as is_locked:
         for path in damaged:
             if path.parent.resolve() == folder.resolve() and path.exists():
-                _log.warning("%s, which is damaged, is kept as %s", path, set_aside(path).name)
+                _log.warning("%s is damaged, and was renamed to %s", path, set_aside(path).name)
         _refuse_others(folder, step, last)
         for left in incomplete(folder):
             # Without a lock, its job may still run. A directory with a final name was complete when it got it.
             if _run_of(left) and (is_locked or _run_of(left) == run) and not _foreign_files(left):
                 shutil.rmtree(left)
-                _log.warning("removed %s, which was incomplete: a save was cut off", left)
+                _log.warning("removed %s, which was incomplete: a save was interrupted", left)
         path = folder / f"step-{step:08d}-{run}.unfinished"
         path.mkdir()
         sync_folder(folder)

@@ -84,12 +84,12 @@ class Manifest:
             text = path.read_text()
         except FileNotFoundError as error:
             raise MissingFileError(
-                f"{folder} is not a complete checkpoint: {MANIFEST}, which is written last, is missing"
+                f"{folder} is not a complete checkpoint: it lacks {MANIFEST}, the file that is written last"
             ) from error
         except (OSError, ValueError) as error:
             raise DamagedError(f"{path} is damaged: {type(error).__name__}: {error}") from error
         manifest = cls.parse(folder, text)
-        manifest.check_files(folder, "the checkpoint is not all there: do all ranks share this disk?", names)
+        manifest.check_files(folder, "the checkpoint lacks files: do all ranks share this disk?", names)
         return manifest
 
     @classmethod
@@ -179,7 +179,10 @@ def _problem(content: object) -> str:
             return f"{name}: found {_shown(content[name])}, expected {words}"
     for name in ("files", "checksums"):
         if content[name].keys() != set(map(rank_file, range(content["ranks"]))):
-            return f"{name}: found {_shown(sorted(content[name]))}, expected one of each of {content['ranks']} ranks"
+            return (
+                f"{name}: found {_shown(sorted(content[name]))}, expected one for each of "
+                f"{content['ranks']} ranks"
+            )
     return ""
 
 

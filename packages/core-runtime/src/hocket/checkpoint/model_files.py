@@ -184,8 +184,8 @@ def _files_in(path: Path) -> list[Path]:
     if not path.is_dir():
         left = whole_beside(path)
         also = (
-            f"; {left} is a complete export, whose process was killed just before it was renamed: rename it to "
-            f"{path.name}"
+            f"; {left} is a complete export, but its process was killed before the export was renamed: "
+            f"rename {left} to {path.name}"
         )
         raise CheckpointError(f"{path}: there is no such file or folder{also if left else ''}")
     index = path / INDEX
@@ -204,12 +204,19 @@ def _instead(path: Path) -> str:
     """Return the reason why a folder is not read as a model's, and what to do."""
     names = sorted(os.listdir(path))
     if "adapter_model.safetensors" in names:
-        return "it has an adapter alone. Merge it into its base: merge_and_unload(), then save_pretrained"
+        return (
+            "it holds only an adapter. Merge it into its base model: merge_and_unload(), then save_pretrained"
+        )
     if "checkpoints" in names or any(name.startswith("step-") for name in names) or "manifest.json" in names:
-        return f"it is of a run. `hocket export {path} --out FOLDER` makes a model of its checkpoint"
+        return (
+            f"it is the folder of a run. `hocket export {path} --out FOLDER` writes a model from its "
+            "checkpoint"
+        )
     pickles = [name for name in names if name.endswith(_PICKLES)]
     if pickles:
-        return f"{some(pickles)} is read by pickle. save_pretrained of a newer transformers writes {MODEL}"
+        return (
+            f"reading {some(pickles)} needs pickle. With a newer transformers, save_pretrained writes {MODEL}"
+        )
     return f"expected {MODEL}, {INDEX}, or {_DCP_METADATA} of torch.distributed.checkpoint"
 
 

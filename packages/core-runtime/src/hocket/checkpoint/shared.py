@@ -69,7 +69,7 @@ def require_folder(path: Path) -> None:
 
     def look() -> None:
         if not _is_seen(path):
-            raise MissingFileError(f"{path.absolute()}, which rank 0 has made, is not there")
+            raise MissingFileError(f"{path.absolute()}, which rank 0 has created, is missing")
 
     patiently(look)
 

@@ -14,8 +14,9 @@ from hocket.quantities import format_bits_per_second, format_bytes, format_count
 _ASSUMED = (
     f"Exchanges take the time that `hocket plan` shows, one at a time. {ASSUMED_OVERLAP} Compressing takes none "
     "without --measure. Ranks wait for late ones, except in partial collectives (eager).",
-    "* marks, among the strategies predicted about as fast as the fastest, the one of the least measured cost. Costs "
-    "were measured on other models (docs/atlas): measure yours with `hocket sweep` and `hocket compare`.",
+    "* marks, among the strategies predicted about as fast as the fastest, the one with the lowest "
+    "measured cost. Costs were measured on other models (docs/atlas): measure yours with `hocket sweep` "
+    "and `hocket compare`.",
 )
 #: Columns within which the answer takes 15 lines.
 _NARROW = 80

@@ -93,7 +93,8 @@ def _refuse_others(picture: Path) -> None:
         raise UserError(f"--picture {shortened(str(picture))} cannot be written: {error.strerror}") from error
     if is_other:
         raise UserError(
-            f"--picture {picture} exists, and Hocket did not draw it, so it is not replaced: name another file"
+            f"--picture {picture} exists, but is not a picture by Hocket, so it is not replaced: name "
+            "another file"
         )
 
 

@@ -60,4 +60,6 @@ def _list(registry: Registry) -> None:
 def _elsewhere(registry: Registry) -> str:
     """Return a sentence on packages with benchmarks that are not installed; empty if there are none."""
     packages = [f"hocket-{word}" for word in _WITH_BENCHMARKS if word not in registry.installed()]
-    return "".join(f" {each} has some, and is not installed: {how_to_install(each)}" for each in packages)
+    return "".join(
+        (f" {each} has benchmarks, but is not installed: {how_to_install(each)}") for each in packages
+    )

@@ -117,7 +117,7 @@ def _notes(
     tasks = _by(records, lambda record: json.dumps(record.task, sort_keys=True))
     if len(tasks) > 1:
         listed = "; ".join(f"{_task(each[0])}: {_labels(each)}" for each in tasks)
-        notes.append(f"the runs are of different tasks, whose metrics cannot be compared ({listed})")
+        notes.append(f"the runs have different tasks, so their metrics cannot be compared ({listed})")
     clocks = _by(records, lambda record: str(record.transport == "virtual"))
     if len(clocks) > 1:
         listed = "; ".join(f"{each[0].transport}: {_labels(each)}" for each in clocks)
@@ -129,14 +129,14 @@ def _notes(
     for module, by_contents in sorted(versions.items()):
         if len(by_contents) > 1:
             listed = "; ".join(map(_labels, by_contents.values()))
-            notes.append(f"the runs are of different code: {module} differs between: {listed}")
+            notes.append(f"the runs used different code: {module} differs between: {listed}")
     for group in groups:
         by_seed = _by(group.records, lambda record: str(record.config["seed"]))
         same = [f"{_labels(each)} (seed {each[0].config['seed']})" for each in by_seed if len(each) > 1]
         if same:
             notes.append(
-                f"{group.label}: runs of the same settings and seed repeat each other: {'; '.join(same)}. The "
-                "deviation behind ± comes out too small: compare one run of each seed"
+                f"{group.label}: some runs have the same settings and seed: {'; '.join(same)}. This makes "
+                "the deviation after ± too small: compare one run for each seed"
             )
     notes += [f"{record.label} (!): {warning}" for record in records for warning in record.warnings]
     if untimed := [record for record in records if not record.is_timed]:
@@ -162,8 +162,9 @@ def _left_within(folders: Sequence[Path], records: Sequence[Record]) -> list[str
         left = [each for each in runs_within(folder) if each.resolve() not in taken]
         if folder.resolve() in taken and left:
             notes.append(
-                f"{folder} is a run itself. It is compared, and holds {len(left)} others, which are not "
-                f"({some([each.name for each in left])}): name them, as {folder}/*/"
+                f"{folder} is a run, and is compared. It also holds {len(left)} other runs, which are not "
+                f"compared ({some([each.name for each in left])}): to compare them, name them, as in "
+                f"{folder}/*/"
             )
     return notes
 

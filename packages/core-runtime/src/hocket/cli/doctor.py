@@ -83,7 +83,8 @@ def examine() -> Iterator[Finding]:
     if os.geteuid() == 0:
         yield Finding.note(
             "user",
-            "root: Open MPI's mpiexec refuses to run as root without an option, which `hocket run` gives",
+            "root: Open MPI's mpiexec refuses to run as root without an option; `hocket run` passes this "
+            "option",
         )
     yield gpu()
     yield from plugins()
@@ -106,7 +107,7 @@ def _cores() -> Finding:
     text = f"{usable} usable"
     if usable < present:
         text += f" of {present} (affinity or a container's limit)"
-    meaning = "more ranks than that share them, each with one thread"
+    meaning = "more ranks share these cores, with one thread each"
     return (
         Finding.ok("cores", f"{text}: {meaning}")
         if usable > 1
@@ -131,7 +132,7 @@ def shared_memory() -> Finding:
     why = why_unshared()
     if why:
         return Finding.note(
-            "sharing", f"{why}: ranks of one host exchange through messages, which is several times slower"
+            "sharing", f"{why}: ranks of one host send messages instead, which is several times slower"
         )
     return Finding.ok("sharing", "ranks of one host share memory")
 
@@ -170,10 +171,10 @@ def mpi_finding(mpi: dict[str, str]) -> Finding:
     if "error" in mpi:
         if find_spec("mpi4py") is None:
             return Finding.note(
-                "mpi", f"mpi4py is not installed, so ranks meet over transport torch: {_INSTALL_MPI}"
+                "mpi", f"mpi4py is not installed, so ranks use transport torch: {_INSTALL_MPI}"
             )
         text = f"mpi4py does not start MPI: {mpi['error']}. Reinstall both: {_INSTALL_MPI}"
-        return Finding.problem("mpi", f"{text}; or use --transport torch, which needs none")
+        return Finding.problem("mpi", f"{text}; or use --transport torch, which does not need MPI")
     library = _library(mpi["library"])
     text = f"mpi4py {mpi['mpi4py']} over {library}, threads: {mpi['threads']}"
     if mpi["threads"] != "multiple":
@@ -202,13 +203,13 @@ def match(mpiexec: Mpiexec, library: str, text: str) -> Finding:
     if vendor != mpiexec.vendor:
         return Finding.problem(
             "mpiexec",
-            f"{text} and mpi4py are of different MPI libraries, so ranks do not find each other: mpi4py uses "
-            f"{library}, install its mpiexec in this Python's environment ({_INSTALL_MPI})",
+            f"{text} and mpi4py belong to different MPI libraries, so ranks cannot find each other. mpi4py "
+            f"uses {library}: install its mpiexec in this Python's environment ({_INSTALL_MPI})",
         )
     if number not in mpiexec.version:
         return Finding.note(
             "mpiexec",
-            f"{text} is of another version than {library}, which mpi4py uses: such a pair mostly works",
+            f"{text} has another version than {library}, which mpi4py uses: such a pair usually works",
         )
     return Finding.ok("mpiexec", f"{text}, of the same MPI")
 

@@ -36,11 +36,12 @@ def shared_folder(peer: Peer, folder: Path) -> Iterator[Finding]:
         whose = f"rank{'s' * (len(of_host) > 1)} {', '.join(map(str, of_host))}"
         yield Finding.note(
             "folder",
-            f"{place} on {host} does not show what rank 0 writes into {where} ({whose} looked for {LATE_S:g} s): each "
-            "host keeps the checkpoints of its ranks, and session.load and `hocket resume` fetch what a host lacks",
+            f"{place} on {host} does not show the files that rank 0 writes into {where} ({whose} looked for "
+            f"{LATE_S:g} s): each host keeps the checkpoints of its ranks, and session.load and `hocket "
+            "resume` fetch missing files from other hosts",
         )
     if not blind:
-        yield Finding.ok("folder", f"all {peer.size} ranks see what rank 0 writes into {where}")
+        yield Finding.ok("folder", f"all {peer.size} ranks see the files that rank 0 writes into {where}")
 
 
 def _earlier(peer: Peer, folder: Path) -> Iterator[Finding]:

@@ -60,16 +60,17 @@ def interfaces_finding(found: Mapping[str, str], name: str, addresses: list[str]
         meant = f"resolves to {', '.join(addresses)} here" if addresses else "does not resolve here"
         return Finding.note(
             _SUBJECT,
-            f"{listed}. This host's name, {name}, {meant}, so no other host reaches it by that: for runs over several "
-            "hosts use addresses in --hosts and in MASTER_ADDR, or correct /etc/hosts",
+            f"{listed}. This host's name, {name}, {meant}, so other hosts cannot reach it by this name. For "
+            "runs over several hosts, use IP addresses in --hosts and MASTER_ADDR, or correct /etc/hosts",
         )
     text = f"{listed or 'unknown'}; this host's name, {name}, resolves to {', '.join(addresses)}"
     if len(outward) > 1:
         first = next(iter(outward))
         return Finding.note(
             _SUBJECT,
-            f"{text}. If a run over several hosts hangs, MPI may have chosen an interface that the others do not "
-            f"reach: name one, as --mpi-arg '--mca btl_tcp_if_include {first}' for Open MPI",
+            f"{text}. If a run over several hosts hangs, MPI may have chosen an interface that other hosts "
+            f"cannot reach: name an interface, as in --mpi-arg '--mca btl_tcp_if_include {first}' for Open "
+            "MPI",
         )
     return Finding.ok(_SUBJECT, text)
 

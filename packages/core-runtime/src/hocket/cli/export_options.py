@@ -15,7 +15,7 @@ from hocket.cli.click_parts import Folder
     "--out",
     type=Folder(path_type=Path, file_okay=False),
     required=True,
-    help="Folder for the export alone; an earlier export there is replaced.",
+    help="Folder that is only for the export; an earlier export in it is replaced.",
 )
 @click.option(
     "--format",
@@ -27,7 +27,7 @@ from hocket.cli.click_parts import Folder
 @click.option(
     "--state",
     is_flag=True,
-    help="With dcp of a checkpoint: also write the state of the strategy on all ranks.",
+    help="With --format dcp and a checkpoint: also write the strategy's state of all ranks.",
 )
 @click.option(
     "--replica",
@@ -44,7 +44,7 @@ from hocket.cli.click_parts import Folder
     "--max-shard-bytes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Cut safetensors into files of this size; default: 5 GB, or the model's own.",
+    help="Split safetensors into files of at most this size; default: 5 GB, or the model's own.",
 )
 def export(
     source: Path,

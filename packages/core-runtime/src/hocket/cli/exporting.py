@@ -67,7 +67,7 @@ def export_command(
         WriteError: the folder cannot be written.
     """
     if model is not None and format != "hf":
-        raise UserError("--model is for --format hf: leave it out")
+        raise UserError("--model works only with --format hf: leave --model out")
     if state and format != "dcp":
         raise UserError("--state works only with --format dcp: leave --state out, or change the format")
     needs_checkpoint = replica is not None or state or format == "torch"
@@ -75,7 +75,8 @@ def export_command(
         built = _model(folder, model) if format == "hf" else None
         if source.saved is not None and source.saved.has_pending:
             print(
-                f"hocket: what was on its way between ranks when {source.where} was saved is no part of the model"
+                "hocket: the model does not include values that were on their way between ranks when "
+                f"{source.where} was saved"
             )
         about = {"format": format, "of": source.of, "from": str(source.where), "hocket-core": CORE.version}
         with naming(out), export_folder(out, about) as place:
@@ -160,7 +161,7 @@ def _write(
         if source.saved is None or format == "dcp":
             strategy = source.saved.strategy_state() if source.saved is not None and with_state else {}
             if with_state and not strategy:
-                print("hocket: the strategy keeps no tensors beside the model")
+                print("hocket: the strategy keeps no tensors besides the model")
             write_dcp(place, state, strategy)
         else:
             content = {"model": state, **source.saved.beside()}

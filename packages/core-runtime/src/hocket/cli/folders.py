@@ -120,8 +120,8 @@ def load_resumed(folder: Path, overrides: Sequence[str], *, elsewhere: bool = Fa
         raise UserError(f"{folder} holds no run to resume: {is_there}{_host_of_rank_0(folder)}")
     if is_of_script(read_config(path)):
         raise UserError(
-            f"{folder} is the run of a script: repeat the command that began it. The script goes on from its own "
-            "checkpoint, if it calls session.load(folder, missing='start')"
+            f"{folder} is the run of a script: repeat the command that started it. The script continues "
+            "from its own checkpoint if it calls session.load(folder, missing='start')"
         )
     again = f"hocket run {path} --out {folder}{' --overwrite' * (folder / SUMMARY).exists()}"
     if not elsewhere:
@@ -132,9 +132,9 @@ def load_resumed(folder: Path, overrides: Sequence[str], *, elsewhere: bool = Fa
     earlier, run = load_run(str(path)), load_run(str(path), overrides)
     differing = differing_keys(resolved(earlier), resolved(run), _FIXED)
     if differing:
-        keys = some([f"{key} is {was}, and {asked} is asked for" for key, was, asked in differing])
+        keys = some([f"{key} is {was}, but you asked for {asked}" for key, was, asked in differing])
         raise UserError(
-            f"{path}: {keys}, but a resumed run keeps its settings: only its length, ranks and reports may change"
+            f"{path}: {keys}. A resumed run keeps its settings: only its length, ranks and reports may change"
         )
     return run
 
@@ -179,8 +179,8 @@ def check_asked(target: str, folder: Path) -> None:
     differing = [key for key, _, _ in differing_keys(resolved(run), resolved(asked), keys)]
     if differing:
         print(
-            f"hocket: {target} differs from {path} in {some(differing)}: the folder's settings are used; KEY=VALUE "
-            "changes those that may change",
+            f"hocket: {target} differs from {path} in {some(differing)}: the folder's settings are used; to "
+            "change a setting, write KEY=VALUE",
             file=sys.stderr,
         )
 
@@ -205,8 +205,9 @@ def check_free(folder: Path, run: RunConfig, overwrite: bool) -> None:
     runs = [each.name for each in runs_within(folder)]
     if runs:
         raise UserError(
-            f"--out {folder} holds runs ({some(runs)}), which `hocket compare {folder}` would not find next to "
-            f"another run there: name a folder inside it, such as {folder / 'NAME'}, or another one"
+            f"--out {folder} holds runs ({some(runs)}). A run in the same folder would hide them from "
+            f"`hocket compare {folder}`: name a folder inside it, such as {folder / 'NAME'}, or another "
+            "folder"
         )
     refuse_foreign(folder, files_of_run(run), "--out")
     if overwrite:
@@ -245,7 +246,7 @@ def _take_over(folder: Path, run: RunConfig) -> None:
         adopt(folder, [name for name in files_of_run(run) if os.path.lexists(folder / name)])
     if not remembered(folder, CONFIG):
         _log.warning(
-            "%s may have changed since the run wrote it: %s has other content", folder / CONFIG, NOTE
+            "%s may have changed since the run wrote it: the content of %s differs", folder / CONFIG, NOTE
         )
         remember(folder, CONFIG, [text_of_config(read_config(folder / CONFIG))])
 

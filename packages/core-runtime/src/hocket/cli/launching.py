@@ -19,7 +19,7 @@ from hocket.results.provenance import describe_start
 from hocket.results.script import OUT, START, TRACE, check_folder
 
 _AGAIN = (
-    "run the same command again; a script goes on from its last checkpoint if it loads one: with "
+    "run the same command again; a script continues from its last checkpoint if it loads one, with "
     "session.load(folder, missing='start'), Trainer's resume_from_checkpoint or Lightning's ckpt_path"
 )
 
@@ -52,14 +52,14 @@ def launch_command(
     found = launched()
     if found is not None:
         raise UserError(
-            f"{found.launcher} already started this process as one of {found.size} ranks: let it start {script} "
+            f"{found.launcher} already started this process as one of {found.size} ranks: start {script} "
             "directly, without `hocket launch`"
         )
     if wanted.size is None:
         raise UserError("the number of ranks is missing: give -n 4, or --hosts a:4,b:4")
     command = [*_program(script, module), *arguments]
     if out is None and (trace or report):
-        raise UserError("--trace and --report write into the folder of the results: name one with --out")
+        raise UserError("--trace and --report need a folder for the results: name one with --out")
     if report:
         require_plotly("--report")
     environment = {} if out is None else variables_of(out, trace=trace)
@@ -83,7 +83,7 @@ def variables_of(out: Path, *, trace: bool) -> dict[str, str]:
 def _show_results(out: Path, script: str, report: bool) -> None:
     if not (out / SUMMARY).exists():
         print(
-            f"hocket: --out {out} has no results: {script} closed no session of hocket.attach",
+            f"hocket: --out {out} has no results, because {script} did not close a session of hocket.attach",
             file=sys.stderr,
         )
         return

@@ -41,7 +41,7 @@ def cli() -> None:
 @cli.command()
 @_TARGET
 @_OVERRIDES
-@rank_options("the file's, the hosts', or 1")
+@rank_options("that of the file, that of --hosts, or 1")
 @click.option(
     "--out",
     type=Folder(path_type=Path, file_okay=False),
@@ -90,7 +90,9 @@ def run(
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@rank_options("the hosts' places", "torch between hosts, else mpi if installed", transports=("mpi", "torch"))
+@rank_options(
+    "that of --hosts", "torch between hosts, and mpi on one host if installed", transports=("mpi", "torch")
+)
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for `python -m`.")
 @click.option(
     "--out",
@@ -156,8 +158,8 @@ def resume(
     metavar="RECIPE|FILE.yaml... [KEY=VALUE]...",
     shell_complete=complete_recipes,
 )
-@ranks_option("the hosts', the file's, or 4")
-@click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="Hosts of the ranks; default: one.")
+@ranks_option("that of --hosts, that of the file, or 4")
+@click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="Hosts on which the ranks run; default: one host.")
 @island_option
 @network_options
 @click.option("--analysis", is_flag=True, help="Show how fast the strategy's topologies mix, and draw it.")
@@ -296,7 +298,8 @@ def compare(
 @click.option(
     "--script",
     is_flag=True,
-    help="Run a script instead of a recipe: keys of the strategy change its hocket.attach, others become --KEY VALUE.",
+    help="Run a script instead of a recipe. Keys of the strategy change its hocket.attach; other keys "
+    "become arguments --KEY VALUE.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything and list the runs; start nothing.")
 def sweep(
@@ -363,7 +366,7 @@ def plugins() -> None:
 @click.option(
     "--out",
     type=Folder(path_type=Path, file_okay=False),
-    help="A folder for runs: under a launcher, check that all ranks see what rank 0 writes there.",
+    help="Folder to check. Under a launcher: do all ranks see the files that rank 0 writes there?",
 )
 def doctor(out: Path | None) -> None:
     """Check this machine's setup and report problems.

@@ -25,7 +25,7 @@ def mistakes_reported() -> Iterator[None]:
         os.getcwd()
     except OSError as error:
         print(
-            f"hocket: the working directory is gone ({error.strerror}): cd to one that is there",
+            f"hocket: the working directory no longer exists ({error.strerror}): cd to another one",
             file=sys.stderr,
         )
         sys.exit(2)
@@ -43,7 +43,7 @@ def mistakes_reported() -> Iterator[None]:
     except PermissionError as error:
         if has_joined() or error.filename is None:
             raise
-        _end(f"{error.filename} is another user's, or protected: {reason(error)}")
+        _end(f"{error.filename} belongs to another user, or is protected: {reason(error)}")
     except HocketError as error:
         if has_joined():
             raise

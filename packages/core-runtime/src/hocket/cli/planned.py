@@ -45,8 +45,8 @@ def planned_run(
         return run, Placement.on_one_host(run.replicas(run.ranks))
     if build_engine(run).data_size(run.ranks) != run.ranks:
         raise UserError(
-            f"--hosts: engine {run.engine.name} divides the model over ranks, and `hocket plan` has no hosts for "
-            "such engines: leave --hosts out"
+            f"--hosts: engine {run.engine.name} divides the model over ranks, and `hocket plan` does not "
+            "support hosts with such engines: leave --hosts out"
         )
     return run, placed(run, [host.ranks for host in shared])
 
@@ -60,9 +60,10 @@ def placed(run: RunConfig, ranks_of_hosts: Sequence[int]) -> Placement:
     island = run.island.ranks
     if any(ranks % island for ranks in ranks_of_hosts):
         raise UserError(
-            f"island of {island} ranks: hosts of {' and '.join(map(str, sorted(set(ranks_of_hosts))))} ranks do not "
-            "hold whole islands: name a size that divides them. An island over several hosts counts as one host: "
-            f"--hosts ISLANDSx{island}, with the bandwidth of its link"
+            f"island of {island} ranks: hosts of {' and '.join(map(str, sorted(set(ranks_of_hosts))))} "
+            "ranks do not hold whole islands: choose an island size that divides these numbers. An island "
+            f"over several hosts counts as one host: --hosts ISLANDSx{island}, with the bandwidth of its "
+            "link"
         )
     return Placement.of_counts([ranks // island for ranks in ranks_of_hosts])
 

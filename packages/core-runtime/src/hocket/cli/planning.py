@@ -134,7 +134,7 @@ def _utilisation(run: RunConfig, situation: TrainingSituation, plan: Plan) -> It
         parts.append(
             f"{most:.0%} from {bandwidth / 1e9:.3g} Gbit/s {further}" if bandwidth else f"{least:.0%} never"
         )
-    late = f", {format_seconds(held_up_s)} of them held up by late ranks" if held_up_s else ""
+    late = f", {format_seconds(held_up_s)} of this time waiting for late ranks" if held_up_s else ""
     yield (
         f"A step that computes for {format_seconds(step_s)} (compute.step_s) takes {format_seconds(step_s / share)}"
         f"{late}; {share:.1%} of it is computing; {', '.join(parts)}, per rank. {ASSUMED_OVERLAP}"

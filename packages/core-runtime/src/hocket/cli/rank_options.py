@@ -32,7 +32,9 @@ def ranks_option(default: str) -> Option:
 
 def rank_options(
     ranks: str,
-    transport: str = "the file's, else torch between hosts, else mpi if installed",
+    transport: str = (
+        "that of the file; if it names none, torch between hosts, and mpi on one host if installed"
+    ),
     *,
     transports: tuple[str, ...] = ("mpi", "torch", "virtual"),
 ) -> Option:

@@ -39,21 +39,24 @@ _OPTIONS = (
         "--hosts", "-n", metavar="4x1|4x8|a:8,b:8|FILE", help="Hosts of the ranks; 4x8: 4 hosts of 8."
     ),
     island_option,
-    setting_option("--step", "compute.step_s", seconds, "200ms", "Time that a step computes."),
+    setting_option("--step", "compute.step_s", seconds, "200ms", "Computing time of a step."),
     click.option(
         "--late",
         callback=late_overrides,
         metavar="1x300ms[@10%]",
-        help="Late ranks: 1 rank, drawn anew in each step (or in 10 % of them), by 300 ms.",
+        help="Late ranks: in each step (or in 10 % of the steps), one random rank is 300 ms late.",
     ),
     click.option("--measure", is_flag=True, help="Measure the time of compressing on this machine."),
     click.option(
-        "--all", "everything", is_flag=True, help="Show all recipes, those of unmeasured cost included."
+        "--all",
+        "everything",
+        is_flag=True,
+        help="Show all recipes, including those whose cost was not measured.",
     ),
     click.option(
         "--explain",
         is_flag=True,
-        help="Explain the rows: what each changes, what that cost in which test, and what is assumed.",
+        help="Explain each row: its settings, the test that measured its cost, and the assumptions.",
     ),
     click.option("--json", "in_json", is_flag=True, help="Print all rows as JSON."),
 )

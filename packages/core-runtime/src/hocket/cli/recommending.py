@@ -145,7 +145,9 @@ class Asked:
         base.check_size(ranks)
         placement = placed(base, on_hosts or [island.ranks] * (ranks // island.ranks))
         if placement.size < 2:
-            raise UserError(f"--hosts: {island.count(ranks)} alone exchanges nothing: name two or more hosts")
+            raise UserError(
+                f"--hosts: {island.count(ranks)} cannot exchange anything: name two or more hosts"
+            )
         given = model_asked(params or (None if model else self.params), model)
         if given is None and not self.names("task"):
             raise UserError(
@@ -153,8 +155,8 @@ class Asked:
             )
         if not base.compute.step_s:
             raise UserError(
-                "--step: give the time that a step computes, more than 0 s, such as 200ms; or name the folder of a "
-                "run, which has measured it"
+                "--step: give the computing time of a step, more than 0 s, such as 200ms; or name the "
+                "folder of a run, which has measured it"
             )
         return situation_of(base, check_run(base), placement, given)
 
@@ -204,12 +206,14 @@ class Asked:
         [*_, last] = (each for each in run.strategy.in_phases if each.step < (run.steps or math.inf))
         for engine in (run.engine, about.engine):
             if engine != UNMEASURED.engine:
-                raise UserError(f"engine {engine.name} is not compared here: use `hocket plan`")
+                raise UserError(
+                    f"engine {engine.name} is not supported by `hocket recommend`: use `hocket plan`"
+                )
         if not last.strategy.exchanges:
             return
         check_run(replace(run, strategy=last.strategy))
         if about is not UNMEASURED and (idle := situation.idle(last.strategy)):
-            raise UserError(f"no two ranks take part in {idle}, so it would be a simpler strategy")
+            raise UserError(f"no two ranks take part in {idle}, so a simpler strategy does the same")
         costs = situation.plan(last.strategy)
         held_up_s = situation.held_up_seconds(costs)
         packing_s = packing_seconds(costs) if self.measure else 0.0

@@ -88,17 +88,19 @@ _OPTIONS = (
     click.option(
         "--trace", is_flag=True, help="Write trace.json.gz, for https://ui.perfetto.dev, to the results."
     ),
-    click.option("--trace-steps", metavar="FIRST:END", help="Trace these steps alone, such as 100:120."),
+    click.option("--trace-steps", metavar="FIRST:END", help="Trace only these steps, such as 100:120."),
     click.option(
         "--report", is_flag=True, help="Write report.html, a page with figures of the run, to the results."
     ),
     click.option(
         "--print-config",
         is_flag=True,
-        help="Print the complete configuration as a run's file, and train nothing.",
+        help="Print the complete configuration as a YAML file; do not train.",
     ),
     click.option(
-        "--dry-run", is_flag=True, help="Check everything and print what would be started; start nothing."
+        "--dry-run",
+        is_flag=True,
+        help="Check everything and print the run that would start; do not start it.",
     ),
     click.option(
         "-v",

@@ -119,7 +119,7 @@ def _naming_sweeps(target: str, overrides: Sequence[str]) -> Iterator[None]:
         if not any(values in str(error) for values in several):
             raise
         sweep = shlex.join(["hocket", "sweep", target, *overrides])
-        raise type(error)(f"{error}. A run for each of several values: `{sweep}`") from error
+        raise type(error)(f"{error}. To run each of several values: `{sweep}`") from error
 
 
 def _with_options(run: RunConfig, wanted: WantedRanks, options: RunOptions) -> RunConfig:
@@ -380,8 +380,8 @@ def _refuse_incomplete(folder: Path) -> None:
     """
     if (folder / NEXT_CONFIG).exists() or not (folder / SUMMARY).exists():
         raise UserError(
-            f"all ranks have left with exit status 0 (os._exit), and the run in {os.path.relpath(folder)} is not "
-            f"complete: {_again(folder)}"
+            f"all ranks have exited with status 0 (os._exit), but the run in {os.path.relpath(folder)} is "
+            f"not complete: {_again(folder)}"
         )
 
 

@@ -94,8 +94,8 @@ class _GuardedDescriptor(io.FileIO):
         os.close(nowhere)
         if self.fileno() == 1 and error.errno != errno.EPIPE:
             print(
-                f"hocket: warning: {_NAMES[1]} cannot be written ({error.strerror}): further output there is lost, and "
-                "the command goes on",
+                f"hocket: warning: {_NAMES[1]} cannot be written ({error.strerror}): further output to it "
+                "is lost, but the command continues",
                 file=sys.stderr,
                 flush=True,
             )

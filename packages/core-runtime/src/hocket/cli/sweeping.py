@@ -214,7 +214,7 @@ class _RunOfFile(SweepRun):
         keys = [key for key in asked if key not in _NOT_COMPARED]
         differing = differing_keys(resolved(load_run(str(path))), asked, keys)
         if differing:
-            differences = some([f"{key} is {was}, and {new} is asked for" for key, was, new in differing])
+            differences = some([f"{key} is {was}, but you asked for {new}" for key, was, new in differing])
             raise UserError(f"{self.folder} holds another run: {differences}. Name another folder with --out")
         if not (self.has_ended or self.goes_on):
             return

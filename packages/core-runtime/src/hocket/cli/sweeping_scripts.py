@@ -69,9 +69,7 @@ class _RunOfScript(SweepRun):
     script: str
     chosen: Mapping[str, str]
     wanted: WantedRanks
-    interrupted: ClassVar[str] = (
-        "the scripts are ended; the same command starts those that have not ended again"
-    )
+    interrupted: ClassVar[str] = "the scripts are stopped; the same command starts the unfinished ones again"
 
     @property
     def goes_on(self) -> bool:

@@ -55,7 +55,9 @@ class WantedRanks:
         try:
             words = tuple(word for text in mpi_args for word in shlex.split(text))
         except ValueError as error:
-            raise UserError(f"--mpi-arg {' '.join(mpi_args)}: {error}, so quote it as for a shell") from error
+            raise UserError(
+                f"--mpi-arg {' '.join(mpi_args)}: {error}: quote the options as for a shell"
+            ) from error
         given = (*(("--hosts", hosts) if hosts else ()), *(f"--mpi-arg={text}" for text in mpi_args))
         return cls(ranks, parse_hosts(hosts) if hosts else (), transport, words, given)
 

@@ -148,8 +148,9 @@ class Allreduce(Collective):
             for nbytes in sizes
         ]
         return [
-            f"allreduce with algorithm: auto takes {describe_choice(taken, sizes)} among {size} ranks, if "
-            "messages cost as above; a session tries out the likely ones, and the transport's own, when it opens."
+            f"allreduce with algorithm: auto takes {describe_choice(taken, sizes)} among {size} ranks on "
+            "the network above. When a session opens, it measures the likely algorithms, and the "
+            "transport's own."
         ]
 
 

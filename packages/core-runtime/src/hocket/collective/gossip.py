@@ -311,9 +311,7 @@ class _RoundPlan:
             self._topology, rank, size, lambda other: self._topology.neighbours(other, size, *asked)
         )
         if fault is None and self._topology.neighbours(*self._asked) != self.neighbours:
-            fault = (
-                f"rank {rank} of {size} has other neighbours when they are asked for again: it has to be pure"
-            )
+            fault = f"rank {rank} of {size} gets other neighbours from a second call: a topology must be pure"
         if fault is not None:
             raise UserError(
                 f"{name}: topology {component_name(self._topology)} in round {self.round}: {fault}. Run its "

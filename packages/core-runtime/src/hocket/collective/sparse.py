@@ -193,8 +193,8 @@ class SparseAllreduce(Collective):
             taken = [self._fixed(compressor, shape, size, network).algorithm for shape in shapes]
             sizes = [footprint_of(compressor, shape).message_bytes for shape in shapes]
             return [
-                f"{component_name(self)} with algorithm: auto takes {describe_choice(taken, sizes)} among {size} "
-                "ranks, if messages cost as above; a session measures what they cost when it opens."
+                f"{component_name(self)} with algorithm: auto takes {describe_choice(taken, sizes)} among "
+                f"{size} ranks on the network above. When a session opens, it measures the cost of messages."
             ]
         if self.algorithm is not SparseAlgorithm.GATHER:
             return []
@@ -203,10 +203,10 @@ class SparseAllreduce(Collective):
             return []
         # (p - 1) n against 2 (p - 1) / p of the whole
         equal = 2 * sum(shape.wire_bytes for shape in shapes) / packed
-        more = " (it does here)" if size > equal else ""
+        more = " (as here)" if size > equal else ""
         return [
-            f"{component_name(self)} sends a message to each other rank: among more than about {equal:.0f} ranks "
-            f"that is more than an allreduce of whole values sends{more}."
+            f"{component_name(self)} sends a message to each other rank. Among more than about {equal:.0f} "
+            f"ranks this is more than an allreduce of uncompressed values{more}."
         ]
 
 

@@ -11,7 +11,7 @@ from hocket.comparison.record import Record
 from hocket.quantities import format_bytes, format_seconds
 
 #: The reason why a run has no steps per second.
-UNTIMED = "no computing time was set (compute.step_s), so that seconds on the virtual clock are those of messages alone"
+UNTIMED = "no computing time was set (compute.step_s), so only messages take time on the virtual clock"
 
 
 class _Step(NamedTuple):

@@ -45,7 +45,7 @@ def payload_fault(compressor: Compressor, message: object, segment: Segment) -> 
     if payload.ndim != 1 or not payload.flags.c_contiguous:
         return f"a payload of shape {payload.shape} and strides {payload.strides}, not one contiguous axis"
     if compressor.traits.reducible and payload.dtype.name not in ("float32", "float64"):
-        return f"a payload of {payload.dtype}, and messages that are reducible are of float32 or float64"
+        return f"a payload of {payload.dtype}, but reducible messages need float32 or float64"
     return _size_fault(compressor, payload, segment)
 
 

@@ -73,7 +73,7 @@ def build_reference(kind: Kind, reference: Reference, registry: Registry, **give
     for name in given:
         if name not in names:
             raise reference.name_location.error(
-                f"{reference.name} holds no {name}: in a list it comes last, behind those that do"
+                f"{reference.name} cannot contain a {name}: put {reference.name} last in the list"
             )
     fields = dataclasses.replace(reference.where, value=reference.arguments)
     return build_record(component, fields, registry, **given)

@@ -134,7 +134,8 @@ class Document:
             if isinstance(error, InterpolationKeyError):
                 # Such as a group of another size in hierarchical_sgd, whose leaders are those of the group.
                 problem += (
-                    "; a mapping with a name replaces that before whole: to keep the others, set single keys"
+                    "; a mapping with a name replaces the whole earlier mapping: to keep its other keys, "
+                    "set single keys"
                 )
             raise where.error(f"got {where.given}: {problem}") from error
         self.tree = tree

@@ -36,7 +36,7 @@ def build_optimizers(reference: Reference, model: nn.Module) -> list[Optimizer]:
     hidden = _hidden_matrices(model)
     rest = [p for p in model.parameters() if not any(p is each for each in hidden)]
     if not hidden:
-        problem = f"the model has no hidden matrix for {reference.name}: name the optimizer of the rest alone"
+        problem = f"the model has no hidden matrix for {reference.name}: use only the optimizer in {_REST}"
         raise reference.where.child(_REST).error(problem)
     return [
         build_optimizer(reference.without(_REST), hidden),
@@ -68,7 +68,8 @@ def build_optimizer(reference: Reference, params: Iterable[Tensor] | Iterable[Tr
         problem = f"{reference.name} refuses {written}: {error}"
         if "2D" in str(error):
             problem = (
-                f"{reference.name} takes matrices only: add {_REST}: {{name: adamw}}, which steps all else"
+                f"{reference.name} takes only matrices: add {_REST}: {{name: adamw}}, which steps all other "
+                "parameters"
             )
         raise reference.where.error(problem) from error
     return built

@@ -65,13 +65,13 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     names = [host.name for host in hosts if host.name]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UserError(f"{where}: {', '.join(twice)} is named twice: give it one number")
+        raise UserError(f"{where}: {', '.join(twice)} is named twice: name it once, with its number of ranks")
     return tuple(hosts)
 
 
 def _check_number(ranks: int, where: str) -> None:
     if ranks > MOST_RANKS:
-        raise UserError(f"{where}: {ranks} ranks; Hocket plans and starts up to {MOST_RANKS}")
+        raise UserError(f"{where}: {ranks} ranks, but Hocket plans and starts at most {MOST_RANKS}")
 
 
 def share_out(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
@@ -84,7 +84,7 @@ def share_out(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
     left = places if ranks is None else ranks
     if left > places:
         raise UserError(
-            f"-n {ranks}, but the hosts have places for {places} ranks only: give a host more, such as "
+            f"-n {ranks}, but the hosts have slots for only {places} ranks: give a host more slots, such as "
             f"{hosts[0].name or 'a'}:{-(-left // len(hosts))}"
         )
     shared = []

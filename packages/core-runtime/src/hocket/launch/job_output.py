@@ -111,7 +111,7 @@ class Report:
         if is_waited_for(self.folder, rank):
             self.status = self.status or 1
             self._set_cause(
-                f"rank {rank} ended with exit code 0 before it joined the job, which others wait for"
+                f"rank {rank} ended with exit code 0 before it joined the job, and other ranks wait for it"
             )
             self.end()
 
@@ -150,7 +150,7 @@ class Report:
     def _killed(self, who: str, host: str, number: int) -> None:
         self.status = self.status or 128 + number
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number or '?'}"
-        hint = " (out of memory? the kernel's log would tell)" if number == signal.SIGKILL else ""
+        hint = " (out of memory? see the kernel's log)" if number == signal.SIGKILL else ""
         self._set_cause(f"{who} on {host} was killed by {name}{hint}")
 
     def _set_cause(self, cause: str) -> None:

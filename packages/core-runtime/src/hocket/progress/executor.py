@@ -161,8 +161,8 @@ class Execution(Activity):
             for (source, _), i in self._receives.items()
             if i in self._receiving
         ]
-        lacks = f"lacks a message of {', '.join(awaited)}" if awaited else "has not begun here"
-        return f"{what} of {self._name}, of which here round {self._round} {lacks}"
+        lacks = f"waits for a message of {', '.join(awaited)}" if awaited else "has not begun"
+        return f"{what} of {self._name}: on this rank round {self._round} {lacks}"
 
     # ------------------------------------------------------------------------------------- from the engine's thread
 

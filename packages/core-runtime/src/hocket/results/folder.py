@@ -18,7 +18,9 @@ from hocket.results import CONFIG, NEXT_CONFIG, NEXT_START
 from hocket.results.kept_config import text_of_config
 
 #: The message about a folder into which another run writes.
-_BUSY = "another run is at work there ({holder}): name another folder, or wait for it, or end it"
+_BUSY = (
+    "another run is writing to this folder ({holder}): name another folder, or wait for that run, or end it"
+)
 
 
 @contextmanager
@@ -96,4 +98,6 @@ def refuse_unwritable(folder: Path, label: str) -> None:
         what = f"a link to {os.readlink(there)}, which is not there" if lost else "no folder"
         raise UserError(f"{label} cannot be written, because {there} is {what}: name another folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"{label} cannot be written, because {there} is another user's: name another folder")
+        raise UserError(
+            f"{label} cannot be written, because {there} belongs to another user: name another folder"
+        )

@@ -45,10 +45,10 @@ def read_summary(path: Path) -> Tree:
     """
     summary = loads(path.read_bytes())
     if not isinstance(summary, dict):
-        raise ValueError("it is no mapping")
+        raise ValueError("it is not a mapping")
     for name in ("steps", "ranks", "seconds"):
         if not is_number(summary.get(name)):
-            raise ValueError(f"{name} is no number")
+            raise ValueError(f"{name} is not a number")
     return summary
 
 

@@ -125,8 +125,8 @@ class ParameterStorage:
         for name, parameter in self._frozen.items():
             if parameter.requires_grad:
                 raise ReplacedError(
-                    f"parameter {name} was frozen at attach and requires a gradient now, which would stay on this "
-                    "rank. Close the session and attach again"
+                    f"parameter {name} was frozen at attach, but requires a gradient now. Its gradient "
+                    "would stay on this rank: close the session and attach again"
                 )
         self._remember()
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hocket")
 
 _ONE_ISLAND = (
-    "the model is sharded over all %d ranks, so that there is one island, and nothing is exchanged: shard it over a "
-    "part of them, mesh = init_device_mesh(device, (islands, ranks of each), mesh_dim_names=('island', 'shard')); "
-    "fully_shard(model, mesh=mesh['shard'])"
+    "the model is sharded over all %d ranks, so there is only one island, and nothing to exchange. Shard "
+    "it over a part of the ranks: mesh = init_device_mesh(device, (islands, ranks of each), "
+    "mesh_dim_names=('island', 'shard')); fully_shard(model, mesh=mesh['shard'])"
 )
 
 #: Names of a mesh's dimensions whose ranks compute with the same samples, if the model is sharded by FSDP, too.

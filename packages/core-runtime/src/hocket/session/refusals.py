@@ -122,11 +122,9 @@ def check_lanes(lanes: str, model: nn.Module, strategy: Strategy, *, whole: bool
         if exchange.compressor is not None:
             reason = f"compressor {component_name(exchange.compressor)} packs messages in host memory"
         elif not exchange.collective.traits.on_devices:
-            reason = (
-                f"{component_name(exchange.collective)} sends messages of its own making from host memory"
-            )
+            reason = f"{component_name(exchange.collective)} packs its own messages in host memory"
         elif exchange.progress is ProgressMode.THREAD:
-            reason = "progress: thread begins what another rank may begin later"
+            reason = "progress: thread may begin messages in a different order on each rank"
         if reason is not None:
             raise AttachError(
                 f"{exchange.name}: lanes={lanes!r} needs uncompressed values, sent in the same order on all ranks, "

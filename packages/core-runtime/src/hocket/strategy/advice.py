@@ -100,8 +100,8 @@ def outer_age(strategy: Strategy, step: int, ranks: int) -> str:
         if exchange.outer is not None and age and not exchange.stagger and exchange.takes_place(ranks):
             period = exchange.period(ranks)
             return (
-                f"consensus at step {step}: the model is that of the outer parameters at step "
-                f"{max(0, step - age)}, without the {min(age, step)} steps of training since. Evaluate after a "
-                f"multiple of {period} steps to include them"
+                f"consensus at step {step}: the model holds the outer parameters of step "
+                f"{max(0, step - age)}, without the {min(age, step)} steps of training since. Evaluate "
+                f"after a multiple of {period} steps to include them"
             )
     return ""

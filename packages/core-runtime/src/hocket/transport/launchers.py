@@ -146,7 +146,7 @@ def _by_hand(environment: Environment) -> Launched | None:
     """Read torch's env:// variables, which Lightning, accelerate, Kubeflow and `hocket launch` set, too."""
     if _number(environment, "WORLD_SIZE") < 2 or "RANK" not in environment:
         return None
-    return _by_torch(environment, "whoever set RANK and WORLD_SIZE", "hocket")
+    return _by_torch(environment, "the program that set RANK and WORLD_SIZE", "hocket")
 
 
 def _srun(environment: Environment) -> Launched | None:

@@ -140,7 +140,7 @@ def describe_stall(rank: int, site: WaitSite, rows: Sequence[RankStatus], outcom
     elsewhere = [r for r in missing if r not in known]
     if elsewhere:
         be = "is" if len(elsewhere) == 1 else "are"
-        parts.append(f"{number_ranks(elsewhere)} {be} on another host, where this one cannot look")
+        parts.append(f"{number_ranks(elsewhere)} {be} on another host, whose state is not known here")
     # A rank in no exchange at all may hold up the awaited one.
     idle = [row for row in rows if row.rank not in site.awaited and not row.is_waiting]
     parts += [f"rank {row.rank} is {row.doing()}" for row in idle[:_MOST_NAMED]]

@@ -278,7 +278,7 @@ class SharedSum(PartialSum):
         """Describe the ranks that a round waits for."""
         round = self._table.rounds[0]
         missing = self._rules.missing(round, self._table.arrived)
-        return f"round {step} of {self.name}, for which there have not come: {missing}"
+        return f"round {step} of {self.name}, which needs {missing} first"
 
     def _telling(self, call: Callable[[], None]) -> None:
         """Call `call`; errors of a dead rank say which round was under way."""

@@ -157,8 +157,9 @@ class LoaderCursor(Cursor):
         generators = own_generators(self._loader)
         if len(generators) != len(self._generators) or jumps != (saved["loader"] is not None):
             raise CheckpointError(
-                "the loader is of another kind than the checkpoint's. Only one of them has a state_dict, or they have "
-                "different numbers of generators of their own: continue with the same kind of loader"
+                "the loader differs in kind from the one that was saved: only one of them has a "
+                "state_dict, or their numbers of random generators differ. Continue with the same kind of "
+                "loader"
             )
         randomness.write(self._start)
         for generator, state in zip(generators, self._generators, strict=True):

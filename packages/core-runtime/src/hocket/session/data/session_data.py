@@ -29,9 +29,10 @@ from hocket.transport.request import Request
 _log = logging.getLogger("hocket")
 
 _TWO_PASSES = (
-    "another pass over session.data has begun within this one (zip of two session.data, or a loop within a loop), and "
-    "each counts the session's steps. Read both loaders in one pass: "
-    "`for a, b in session.data(zip(first_loader, second_loader))`, with the zip made anew for each pass"
+    "another pass over session.data has begun within this one (zip of two session.data, or a loop within a "
+    "loop). Each pass counts the session's steps, so they would count twice. Read both loaders in one "
+    "pass: `for a, b in session.data(zip(first_loader, second_loader))`, with the zip made anew for each "
+    "pass"
 )
 
 
@@ -142,8 +143,8 @@ class SessionData:
             )
         elif current.reading.unweighed and self._weight is None:
             _log.warning(
-                "rank %d: the batches of hocket.loader differ in size, but an iterable around it hides which batch "
-                "is which, so each counted the same: give session.data(..., weight=...)",
+                "rank %d: the batches of hocket.loader differ in size, but a wrapper around the loader "
+                "hides their sizes, so all batches counted the same: pass session.data(..., weight=...)",
                 self._session.rank,
             )
 

@@ -148,9 +148,9 @@ class EqualReplicas:
         [first], others = island.in_session([0]), island.in_session(others)
         whose = f"{'rank' if len(others) == 1 else 'ranks'} {', '.join(map(str, others))} and rank {first}"
         text = (
-            f"the {who}' replicas differ, which {self._strategy} keeps equal ({call}, after step {step}): "
-            f"{len(names)} of {len(values)} {kinds}, first {names[0]}, of which {whose} hold different values; "
-            f"root mean square distance from their mean {distance:.3g}"
+            f"the {who}' replicas differ, although {self._strategy} keeps them equal ({call}, after step "
+            f"{step}): {len(names)} of {len(values)} {kinds}, first {names[0]}, where {whose} hold "
+            f"different values; root mean square distance of the replicas from their mean {distance:.3g}"
         )
         causes = self._causes()
         if not self._averages:

@@ -118,8 +118,8 @@ class ForwardMerge:
             if not self._inside:
                 if torch.is_grad_enabled() and (self._exchange.under_way or self._early is None):
                     self._merge_at_steps_end(
-                        f"{type(module).__name__} is called outside of a forward of the model, model(x), which alone "
-                        "tells when to merge what other modules read"
+                        f"{type(module).__name__} is called outside of model(x), but only a call of "
+                        "model(x) tells the session when to merge received values"
                     )
                 self._begin()
                 self._settle()

@@ -34,7 +34,7 @@ def of_this_place(session: EngineSession, files: Sequence[StateFile]) -> Sequenc
     found = [file for file, (saved_place, _) in zip(files, saved, strict=True) if saved_place == place]
     if not found:
         raise CheckpointError(
-            f"{files[0].path} was saved by a rank at another place in its island than this rank's, {place}"
+            f"{files[0].path} was saved by a rank at another place in its island; this rank is at {place}"
         )
     return found
 

@@ -117,7 +117,7 @@ def _require_fit(
     ]
     missing = [name for name, found in names.items() if found is None]
     shapes = [
-        f"{name} is {describe(forms[found])}, and {describe(held[name])} in the model"
+        f"{name} is {describe(forms[found])}, but {describe(held[name])} in the model"
         for name, found in names.items()
         if found is not None and forms[found].shape != held[name].shape
     ]

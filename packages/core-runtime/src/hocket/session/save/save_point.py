@@ -99,7 +99,7 @@ class SavePoint:
             path = self._save_session()
             outcome = f"saved after step {session.step} in {path}"
         except CheckpointError as error:
-            outcome = f"not saved, and the last checkpoint stands: {error}"
+            outcome = f"not saved, so the last checkpoint remains: {error}"
         if session.rank == 0:
             print(f"hocket: asked to end: {outcome}; all ranks end", file=sys.stderr, flush=True)
         session.gather(None)  # before a rank ends, and so perhaps all
@@ -247,10 +247,10 @@ def _give_up(point: SavePoint, target: int, missing: Sequence[int]) -> None:
         ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
         why = f"{ranks} did not receive the request (a signal to one rank reaches only ranks that can reach its host)"
     else:
-        why = f"step {target} was not over and saved"
+        why = f"step {target} had not ended and been saved"
     message = (
-        f"hocket: asked to end, but within {_PATIENCE_S:.0f} s {why}: all ranks end without a new checkpoint, the "
-        "last one stands"
+        f"hocket: asked to end, but within {_PATIENCE_S:.0f} s {why}: all ranks end without a new "
+        "checkpoint; the last one remains"
     )
     if session.peer.threads.shares_process:
         print(message, file=sys.stderr, flush=True)

@@ -88,7 +88,7 @@ class SavedModel:
             described = self.files[0].describe(_MODEL + held)
             if described is None:
                 raise CheckpointError(
-                    f"{self.path}: {name} is made of other tensors: load it, and call session.export"
+                    f"{self.path}: {name} consists of several tensors: load it, and call session.export"
                 )
             kind, _, shape = described.partition("[")
             sizes = [int(size) for size in shape.rstrip("]").split(",") if size.strip()]

@@ -278,10 +278,10 @@ class Account:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "rank %d: gradients were sent that no optimizer stepped with, and the part that compressors kept, or "
-                "that comes late, is applied later. From now on Hocket removes such gradients from what compressors "
-                "keep. To have that from the start, call backward() and zero_grad() on all ranks once before the first "
-                "step",
+                "rank %d: gradients were sent, but no optimizer stepped with them. The part of them that "
+                "compressors kept, or that arrives late, is applied later. From now on Hocket removes such "
+                "gradients from what compressors keep. To have that from the start, call backward() and "
+                "zero_grad() on all ranks once before the first step",
                 self._rank,
             )
 

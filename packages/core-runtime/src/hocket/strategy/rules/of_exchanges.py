@@ -21,7 +21,9 @@ def collective_fits_slot(exchange: Exchange) -> Iterator[Refusal]:
     if exchange.slot not in slots:
         allowed = " or ".join(sorted(slots))
         yield refuse(
-            exchange, "collective", f"{title_of(exchange.collective)} means nothing here: use it in {allowed}"
+            exchange,
+            "collective",
+            f"{title_of(exchange.collective)} makes no sense here: use it in {allowed}",
         )
 
 

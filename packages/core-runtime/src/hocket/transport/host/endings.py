@@ -170,8 +170,8 @@ class Endings:
                 if waiting:
                     self._end(
                         None,
-                        f"{where} left at step {step} (sys.exit, or the end of its script) while {waiting}; "
-                        "all ranks end",
+                        f"{where} ended at step {step} (sys.exit, or the end of its script) while "
+                        f"{waiting}; all ranks end",
                         1,
                     )
             note_leaving()

@@ -82,7 +82,7 @@ def join_attempt(store: Store, rendezvous: Rendezvous, member: Member | None = N
             if rendezvous.lasts and _is_followed(store, token, rendezvous):
                 continue
             _refuse(
-                store, rendezvous, f"there is a second rank {rendezvous.rank} ({own.program} on {own.host})"
+                store, rendezvous, f"a second process is rank {rendezvous.rank} ({own.program} on {own.host})"
             )
         ranks = StoreRanks(PrefixStore(token, store), rendezvous)
         try:

@@ -118,7 +118,8 @@ def fault_of(come: Sequence[Arrival]) -> str:
     if any(each.ranks != first.ranks for each in others):
         given = (f"island {each.island} on {each.host} has {each.ranks}" for each in (first, *others))
         return (
-            f"the islands differ in their numbers of ranks ({', '.join(given)}): start equally many on each"
+            f"the islands differ in their numbers of ranks ({', '.join(given)}): start the same number of "
+            "ranks on each island"
         )
     return ""
 

@@ -61,7 +61,9 @@ def open_store(rendezvous: Rendezvous) -> Store:
     making.start()
     making.join(min(rendezvous.timeout_s, _STARTING_S))
     if not made:
-        cause = "what listens there does not answer as one: is the port another program's?"
+        cause = (
+            "the program that listens there does not answer as a store: does another program use this port?"
+        )
         raise _refusal(rendezvous, "open", cause)
     [store] = made
     if isinstance(store, Exception):
@@ -121,12 +123,15 @@ def _try(rendezvous: Rendezvous, what: str, call: Callable[[], object], longest_
         try:
             call()
         except UnicodeError as error:
-            raise _refusal(rendezvous, what, f"that is not a host name: {error}") from error
+            raise _refusal(rendezvous, what, f"this is not a host name: {error}") from error
         except OSError as error:
             fault = error
             if time.monotonic() > end_s:
                 first = "rank 0" if rendezvous.islands == 1 else "island 0"
-                cause = f"{error}: is that where {first} has been started, and does the network let it pass?"
+                cause = (
+                    f"{error}: does {first} run on that host, and does the network allow connections to "
+                    "this port?"
+                )
                 raise _refusal(rendezvous, what, cause) from error
         else:
             return

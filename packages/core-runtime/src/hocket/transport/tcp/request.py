@@ -107,7 +107,7 @@ class ReceiveRequest(TcpOperation):
     def place(self, frame: Frame) -> Array | None:
         if frame.nbytes == self._data.nbytes:
             return self._data
-        self._fail(f"a message of {frame.nbytes} bytes came into a buffer of {self._data.nbytes}")
+        self._fail(f"received a message of {frame.nbytes} bytes, but the buffer has {self._data.nbytes}")
         return None
 
     def arrived(self) -> None:
@@ -294,4 +294,4 @@ def _ignore() -> None:
 
 def another_call(lane: WireLane, rank: int) -> str:
     """Return an error that a rank of the lane makes another call."""
-    return f"rank {lane.peer.world_ranks[rank]} called something else here, or with another size or dtype"
+    return f"rank {lane.peer.world_ranks[rank]} made another call here, or used another size or dtype"

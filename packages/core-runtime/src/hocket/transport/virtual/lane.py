@@ -184,4 +184,4 @@ class VirtualLane(Lane):
                 f"receives {receive.dtype}{list(receive.shape)}"
             )
         if np.may_share_memory(send, receive) and not is_same_memory(send, receive):
-            raise TransportError(f"{self} {operation}: send and receive overlap, and are not the same memory")
+            raise TransportError(f"{self} {operation}: send and receive overlap, but are not the same memory")

@@ -228,7 +228,7 @@ class Timeline:
         tasks wait in vain: each will raise DeadlockError.
         """
         if self._agenda.next_due_s == math.inf and not any(task.has_own_timeout for task in self._waiting()):
-            report = f"no virtual rank can go on:\n{self.describe()}"
+            report = f"no virtual rank can continue:\n{self.describe()}"
             self.wake_blocked(lambda _: DeadlockError(report))
         if self._next_deadline_s < self._agenda.next_due_s:
             self._expire_first()
