@@ -220,7 +220,7 @@ def test_mistakes_are_named(
         (["export", "other.safetensors", "--out", out, "--format", "hf"], "--format hf needs the model"),
         (
             ["resume", str(run), "-q", "start_from=other.safetensors"],
-            "start_from is None, and other.safetensors",
+            "start_from is None, but you asked for other.safetensors",
         ),
     ]
     for arguments, message in checks:

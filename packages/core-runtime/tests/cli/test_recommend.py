@@ -399,7 +399,7 @@ def test_it_measures_compressors(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ([], "--hosts is missing"),
-        (["--hosts", "1x1", "--params", "1M", "--step", "1"], "1 rank alone exchanges nothing"),
+        (["--hosts", "1x1", "--params", "1M", "--step", "1"], "1 rank cannot exchange anything"),
         (["--hosts", "2x1", "--step", "1"], "the model is missing"),
         (["--hosts", "2x1", "--params", "1M"], "--step: give the computing time of a step"),
         (["--hosts", "2x1", "--params", "1M", "--measure"], "--step: give the computing time of a step"),
@@ -443,7 +443,7 @@ def test_it_measures_compressors(tmp_path: Path) -> None:
         ),
         (
             ["--hosts", "1x2", "--island", "2", "--params", "1M", "--step", "1"],
-            "2 ranks in 1 island of 2 alone exchanges nothing",
+            "2 ranks in 1 island of 2 cannot exchange anything",
         ),
         (
             ["ranks=3", "--island", "2", "--params", "1M", "--step", "1"],

@@ -73,7 +73,8 @@ def test_runs_are_those_of_hocket_run_and_none_is_run_twice(
     other = hocket(*command, "batch_size=8")
     assert other.status == 2
     assert (
-        "holds another run: batch_size is 32, and 8 is asked for. Name another folder with --out" in other.err
+        "holds another run: batch_size is 32, but you asked for 8. Name another folder with --out"
+        in other.err
     )
 
 

@@ -111,7 +111,7 @@ def test_sys_exit_on_one_rank(begin: Callable[..., Job]) -> None:
     ended = begin("sys.exit", 1).end()
     [message] = messages(ended.errors)
     assert message.startswith(
-        "hocket: rank 1 left at step 3 (sys.exit, or the end of its script) while ranks 0, 2 "
+        "hocket: rank 1 ended at step 3 (sys.exit, or the end of its script) while ranks 0, 2 "
     )
     assert f"wait in {LANE} for " in message
     assert ended.status == 1
@@ -121,7 +121,7 @@ def test_the_end_of_the_script_on_rank_0(begin: Callable[..., Job]) -> None:
     ended = begin("end", 0).end()
     [message] = messages(ended.errors)
     assert message.startswith(
-        "hocket: rank 0 left at step 3 (sys.exit, or the end of its script) while ranks 1, 2 "
+        "hocket: rank 0 ended at step 3 (sys.exit, or the end of its script) while ranks 1, 2 "
     )
     assert ended.status == 1
 

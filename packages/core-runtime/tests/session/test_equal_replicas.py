@@ -84,9 +84,9 @@ def test_consensus_leaves_one_model(size: int, caplog: pytest.LogCaptureFixture)
     [record] = caplog.records
     message = record.getMessage()
     assert message.startswith(
-        "the ranks' replicas differ, which sgd keeps equal (session.consensus, after step 2)"
+        "the ranks' replicas differ, although sgd keeps them equal (session.consensus, after step 2)"
     )
-    assert "1 of 4 parameters, first 2.bias, of which rank 1 and rank 0 hold different values" in message
+    assert "1 of 4 parameters, first 2.bias, where rank 1 and rank 0 hold different values" in message
 
 
 def test_consensus_in_a_with_statement_gives_each_its_own_back() -> None:
@@ -216,7 +216,7 @@ def test_ranks_look_while_they_train(
     assert not equal[7]
     assert equal[-1]
     assert len(caplog.records) == 1
-    assert "keeps equal (training, after step" in caplog.text
+    assert "keeps them equal (training, after step" in caplog.text
 
 
 def test_what_differs_within_a_step_alone_is_no_difference(

@@ -82,7 +82,7 @@ def test_one_that_differs_is_told_and_an_error_where_the_user_says_so(
 
     after(use, strategy, frozen=frozen)
     told = next(message for message in caplog.messages if "replicas differ" in message)
-    assert "1 of 8 parameters and statistics, first 1.running_mean, of which rank 1 and rank 0 hold" in told
+    assert "1 of 8 parameters and statistics, first 1.running_mean, where rank 1 and rank 0 hold" in told
 
     def refused(session: hocket.Session, rank: int) -> None:
         if rank == 1:
@@ -158,7 +158,7 @@ def test_what_was_equal_when_it_was_saved_is_compared_after_a_load(
         return session.consensus_distance()
 
     assert after(use, frozen=True) == pytest.approx([0.25, 0.25])
-    assert "first 1.running_mean, of which rank 1 and rank 0 hold different values" in caplog.text
+    assert "first 1.running_mean, where rank 1 and rank 0 hold different values" in caplog.text
 
 
 class Synchronised(nn.SyncBatchNorm):

@@ -311,7 +311,7 @@ def test_a_kill_between_two_names_loses_nothing(tmp_path: Path, monkeypatch: pyt
         with (
             pytest.raises(
                 CheckpointError,
-                match=r"no such file or folder; .*out\..* is a complete export, .* rename it to out$",
+                match=r"no such file or folder; .*out\..* is a complete export, .* to out$",
             ),
             open_model(out),
         ):

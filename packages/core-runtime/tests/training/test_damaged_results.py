@@ -252,5 +252,5 @@ def test_a_configuration_that_nothing_remembers_is_resumed_with_a_word(
     assert hocket(*RESUME).status == 0
     assert hocket("resume", "RUN", "steps=10", "-q").status == 0
     assert caplog.messages == [
-        "RUN/config.yaml may have changed since the run wrote it: .hocket.json has other content"
+        "RUN/config.yaml may have changed since the run wrote it: the content of .hocket.json differs"
     ]

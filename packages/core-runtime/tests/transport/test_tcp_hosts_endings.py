@@ -69,7 +69,7 @@ def said_by(ranks: list[subprocess.Popen[str]]) -> str:
         (
             "end",
             1,
-            rf"rank {WHO} left at step 3 \(sys.exit, or the end of its script\) while ranks 0, 1, 2 wait in {LANE} "
+            rf"rank {WHO} ended at step 3 \(sys.exit, or the end of its script\) while ranks 0, 1, 2 wait in {LANE} "
             r"for .*",
         ),
     ],
