@@ -377,9 +377,9 @@ def test_what_cannot_be_written_is_named_on_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     def use(session: hocket.Session) -> None:
-        with pytest.raises(CheckpointError, match="file is a file: name a folder that the export"):
+        with pytest.raises(CheckpointError, match="file is a file: name a folder for the export"):
             session.export(tmp_path / "file/out")
-        with pytest.raises(CheckpointError, match="is a file: name a folder that the export"):
+        with pytest.raises(CheckpointError, match="is a file: name a folder for the export"):
             session.export(tmp_path / "file")
 
     on_ranks(2, lambda rank: trained(rank, "dpsgd", use))
@@ -397,7 +397,7 @@ def test_another_models_tensors_are_refused_in_one_message() -> None:
         load_model(model, ModelTensors.held(given), "FILE")
     assert str(refused.value) == (
         "FILE holds another model: it lacks the model's 2.weight, 2.bias (did you mean 3.weight?); the model has no "
-        "3.weight, 3.bias (did you mean 2.weight?); 0.weight is float32[5, 5], and float64[7, 5] in the model"
+        "3.weight, 3.bias (did you mean 2.weight?); 0.weight is float32[5, 5], but float64[7, 5] in the model"
     )
     assert same(state_of(model), before)
 
