@@ -50,7 +50,7 @@ def test_compressors_in_a_list_hold_each_other(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=f"^mapping: {message}"):
             compose({"gradients": [{**exchange, "compressor": compressors}]})
-    with pytest.raises(ConfigError, match=r"^hocket.chain: 0.name: topk holds no compressor"):
+    with pytest.raises(ConfigError, match=r"^hocket.chain: 0.name: topk cannot contain a compressor"):
         hocket.chain(SPARSE[-1], "fp16")
 
 
