@@ -33,6 +33,7 @@ def main(folder: Path, names: list[str]) -> None:
     for strategy, skipping in (("sgd", {0, 1, 2, 3}), ("diloco", {2, 3}), ("powersgd", {0, 1, 2, 3})):
         nan_in_one_shard(mesh, strategy, skipping)
     kept_gradients(mesh)
+    hooks_set_later(mesh)
 
 
 def sharded(mesh: Any, model: nn.Module | None = None, **options: Any) -> nn.Module:
@@ -91,6 +92,29 @@ def trained(model: nn.Module, mesh: Any, strategy: str | None) -> dict[str, Tens
         loop(model, step, mesh)
         assert session.consensus_distance() == 0.0
         return full(model)
+
+
+def hooks_set_later(mesh: Any) -> None:
+    """A program's hooks that are set after attach change gradients before they are exchanged."""
+
+    def halve(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+
+    def hooked(strategy: str | None) -> dict[str, Tensor]:
+        model = sharded(mesh)
+        optimizer = OPTIMIZERS["sgd"](list(model.parameters()))
+        session = None if strategy is None else hocket.attach(model, optimizer, strategy)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(halve)
+        loop(model, optimizer, mesh)
+        if session is not None:
+            session.close()
+        return full(model)
+
+    given, expected = hooked("agd"), hooked(None)
+    assert all(torch.equal(given[name], expected[name]) for name in expected)
 
 
 def loop(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: Any) -> None:

@@ -19,7 +19,14 @@ from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
 import hocket
-from hocket.errors import AttachError, DisagreementError, NonFiniteError, SessionError, UserError
+from hocket.errors import (
+    AttachError,
+    DisagreementError,
+    NonFiniteError,
+    ReplacedError,
+    SessionError,
+    UserError,
+)
 from hocket.training import islands as training
 from hocket.training.run import load_run
 from hocket_eapipe import Pipeline
@@ -37,6 +44,8 @@ def main(folder: Path, names: list[str]) -> None:
     refused_meshes(mesh["shard"])
     refused_runs()
     refused_steps(mesh["shard"])
+    for style in ("nested", "tp"):
+        unfrozen(init_device_mesh("cpu", (2, 2), mesh_dim_names=("island", "tp"))["tp"], style)
     nan_in_a_shard(mesh["shard"])
     shards_that_differ(mesh["shard"])
     warned(init_device_mesh("cpu", (4,), mesh_dim_names=("shard",)))
@@ -146,6 +155,22 @@ def refused_steps(mesh: Any) -> None:
     hidden = r"a batch has weight 0.5, .*in the model's output, SimpleNamespace"
     with pytest.raises(SessionError, match=hidden):
         hiding(x)
+    session.inner.abandon()
+
+
+def unfrozen(mesh: Any, style: str) -> None:
+    """A layer that was frozen at attach is not trained by an island alone."""
+    case = Case(["agd"], style=style)
+    whole = make(case, 0)
+    whole.blocks.requires_grad_(False)
+    model = shard(whole, mesh, style)
+    session = hocket.attach(model, sgd(model), "agd")
+    x, y = batch(case, 0, session.data_rank)
+    whole.blocks.requires_grad_(True)
+    message = r"blocks\.0\.norm\.weight was frozen at attach and requires a gradient"
+    with pytest.raises(ReplacedError, match=message):  # noqa: PT012
+        F.cross_entropy(model(x), y).backward()
+        session.optimizer.step()
     session.inner.abandon()
 
 

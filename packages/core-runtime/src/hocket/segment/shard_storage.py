@@ -50,9 +50,10 @@ class ShardStorage(ParameterStorage):
         return list(map(address_of, self._wholes)) == self._addresses
 
     def check(self, *, take_values: bool) -> None:
-        if take_values:  # else a backward is under way, in which modules hold gathered parameters
+        if take_values:
             self.forget_gathered()
-            super().check(take_values=True)
+        if take_values or not self._fsdp:  # within a backward its modules hold gathered parameters
+            super().check(take_values=take_values)
 
     def take_values(self) -> None:
         """Look up again where parameters lie."""

@@ -97,7 +97,7 @@ class ActivePhase:
 
     def look_after_step(self) -> None:
         """Take over values that the step has set, before they are sent; once a step, as it costs some microseconds."""
-        if self.parameters.exchanges:
+        if self.parameters.exchanges or self._replica.ranks.island.gathers:  # whose backward could not look
             self._replica.check(take_values=True)
         elif self._replica.storage.was_set:
             self._replica.storage.take_values()

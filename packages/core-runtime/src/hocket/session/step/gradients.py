@@ -239,6 +239,7 @@ class GradientSync:
     def _end_backward(self) -> None:
         self._backward = None
         self._finish_round()
+        self._hooks.end_backward()
         self._hook_unfrozen()
 
     def _finish_round(self) -> None:

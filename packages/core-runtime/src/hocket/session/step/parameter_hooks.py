@@ -70,13 +70,16 @@ class ParameterHooks:
         return sum(len(hooks) for _, hooks, _ in self._hooks)
 
     def begin_backward(self) -> None:
-        """Move the hooks behind those set since, so that gradients are taken last in this backward."""
+        """Note which gradients hooks that were set since have yet to see in this backward."""
         self.held = set()
         if self._count() != self._num_hooks:
-            for gradient, hooks, key in self._hooks:
-                if next(reversed(hooks)) != key:
-                    self.held.add(gradient)
-                    hooks[key] = hooks.pop(key)
+            self.held = {gradient for gradient, hooks, key in self._hooks if next(reversed(hooks)) != key}
+
+    def end_backward(self) -> None:
+        """Move the hooks behind those set since; FSDP goes through a parameter's hooks while backward begins."""
+        for gradient, hooks, key in self._hooks if self.held else ():
+            if gradient in self.held:
+                hooks[key] = hooks.pop(key)
 
     def close(self) -> None:
         """Remove the hooks."""
