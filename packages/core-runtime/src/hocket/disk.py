@@ -208,6 +208,7 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            error.filename = str(folder)  # which a failed disk's error does not name
             raise
     finally:
         os.close(descriptor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 
@@ -144,3 +146,15 @@ def test_a_checkpoint_whose_manifest_comes_too_late_is_not_removed(tmp_path: Pat
     away.rename(manifest)
     assert names(tmp_path) == ["step-00000003", "step-00000004", "step-00000005", "step-00000005.1"]
     assert all(Manifest.read(path).step == 5 for path in tmp_path.glob("step-00000005*"))
+
+
+def test_a_folder_that_cannot_be_synchronised_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        sync_folder(tmp_path)
+    assert caught.value.filename == str(tmp_path)
