@@ -263,3 +263,29 @@ def test_one_session_of_a_process_saves_on_a_signal(tmp_path: Path) -> None:
             second.save_on_signal(tmp_path / "own")
         first.close()
         second.save_on_signal(tmp_path / "own")
+
+
+@pytest.mark.parametrize("handled", [signal.SIGTERM, signal.SIGUSR1, None])
+def test_signals_that_the_script_handles_are_left_to_it(
+    tmp_path: Path, handled: signal.Signals | None
+) -> None:
+    """The handlers that stood before `attach` count, as frameworks set some of their own later."""
+
+    def own(*_: object) -> None: ...
+
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.getsignal(each) for each in numbers]
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    try:
+        if handled is not None:
+            signal.signal(handled, own)
+        with hocket.attach(model, optimizer, "sgd") as session:
+            given = [signal.signal(each, own) for each in numbers]  # a framework's
+            session.save_on_signal(tmp_path, unless_handled=True)
+            assert (signal.getsignal(signal.SIGTERM) == own) == (handled is not None)
+            assert (signal.getsignal(signal.SIGUSR1) == own) == (handled is not None)
+        assert given == [own if each == handled else signal.SIG_DFL for each in numbers]
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from functools import partial
 from typing import Any
 
 from hocket_lightning.frameworks import lightning
-
-
-def leaves_signals() -> bool:
-    """Return whether the session may handle signals: the script does not, and this is the main thread."""
-    free = all(signal.getsignal(each) == signal.SIG_DFL for each in (signal.SIGTERM, signal.SIGUSR1))
-    return free and threading.current_thread() is threading.main_thread()
 
 
 class SaveAtLast(lightning("pytorch.callbacks").Callback):  # type: ignore[misc]
@@ -30,7 +22,7 @@ class SaveAtLast(lightning("pytorch.callbacks").Callback):  # type: ignore[misc]
         """Listen from now on, in place of Lightning, whose ranks would end after different steps; collective."""
         folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
         save = partial(self._strategy.save_at_last, f"{folder}/last-signal.ckpt")
-        self._end_if_asked = self._strategy.session.save_on_signal(save)
+        self._end_if_asked = self._strategy.session.save_on_signal(save, unless_handled=True)
 
     def on_train_batch_end(self, *given: Any) -> None:
         """Save and end, if all ranks have reached the step."""

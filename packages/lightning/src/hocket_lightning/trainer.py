@@ -19,7 +19,7 @@ from torchmetrics import Metric
 import hocket
 from hocket.api import broadcast_model, messages
 from hocket.errors import UserError
-from hocket_lightning.ending import SaveAtLast, leaves_signals
+from hocket_lightning.ending import SaveAtLast
 from hocket_lightning.frameworks import lightning
 from hocket_lightning.loaders import EvenBatches
 from hocket_lightning.ranks import RanksOfStrategy
@@ -91,7 +91,7 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         if self.session.out is not None:
             self._open.callback(setattr, trainer, "loggers", trainer.loggers)
             trainer.loggers = [*trainer.loggers, RowsOfRun(self.session, trainer.default_root_dir)]
-        if trainer.checkpoint_callbacks and leaves_signals():
+        if trainer.checkpoint_callbacks:
             trainer.callbacks.append(last := SaveAtLast(self))
             self._open.callback(trainer.callbacks.remove, last)
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -129,8 +127,8 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
             attached = core.attach(self.model, self.optimizer, self.strategy, **self._options)
             self.session = self._training.enter_context(attached)
             core.join(warn_alone=True)
-            if self.args.save_strategy != "no" and _leaves_signals():
-                self.session.save_on_signal(self._save_at_last)
+            if self.args.save_strategy != "no":
+                self.session.save_on_signal(self._save_at_last, unless_handled=True)
         return optimizer
 
     def _end_session(self) -> None:
@@ -299,12 +297,6 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if self.session is None:  # which has loaded its own
             super()._load_rng_state(checkpoint)
-
-
-def _leaves_signals() -> bool:
-    """Return whether the session may handle signals: the script does not, and this is the main thread."""
-    free = all(signal.getsignal(each) == signal.SIG_DFL for each in (signal.SIGTERM, signal.SIGUSR1))
-    return free and threading.current_thread() is threading.main_thread()
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -27,6 +27,12 @@ _LOOK_EVERY_MS = 1000
 _WORKERS = "torch.utils.data._utils.worker"
 
 
+def are_free() -> bool:
+    """Return whether this is the main thread, and the script handles no request itself."""
+    free = all(signal.getsignal(each) == signal.SIG_DFL for each in REQUESTS)
+    return free and threading.current_thread() is threading.main_thread()
+
+
 class Listener:
     """A thread that calls `heard` at the first request.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hocket.disk import path_of
 from hocket.errors import CheckpointError, HocketError
+from hocket.launch import preemption
 from hocket.loggers import Log, Logger
 from hocket.plain import Batch, Stateful, TreeView
 from hocket.plugin import default_registry
@@ -57,6 +58,7 @@ class Session:
         self._logs: list[Log] = []
         self._run = run
         self._hooks = default_registry().hook
+        self._signals_are_free = preemption.are_free()
         inner.step_ended = self._end_step
 
     def _end_step(self, step: int) -> None:
@@ -279,6 +281,7 @@ class Session:
         folder: str | os.PathLike[str] | Callable[[], Path | str],
         *,
         keep: int | None = None,
+        unless_handled: bool = False,
         **more: Stateful,
     ) -> Callable[[], None]:
         """Save and end all ranks on SIGTERM or SIGUSR1; collective, call it right after `attach` or `load`.
@@ -291,6 +294,8 @@ class Session:
         Args:
             folder, keep, more: as for `save`; or a function that all ranks call to save, which returns where. Nobody
                 looks at its folder before training: what it refuses is seen when it saves, and the last save stands.
+            unless_handled: whether to do nothing where the script handled one of the signals before `attach`, or
+                attached on another thread than the main one; for frameworks.
 
         Returns:
             A function that saves and ends if all ranks have reached that step, for loops without `session.data` to call
@@ -301,6 +306,8 @@ class Session:
             CheckpointError: on all ranks: the folder cannot be written, or another job saves there; before the first
                 step also where it holds checkpoints of later steps.
         """
+        if unless_handled and not self._signals_are_free:
+            return lambda: None
         if self.inner.save_point is not None:
             raise HocketError(
                 "session.save_on_signal was already called: call it once, with everything to save"
