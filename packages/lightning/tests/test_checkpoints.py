@@ -177,6 +177,46 @@ def test_a_checkpoint_that_is_written_again_has_the_newest_state(tmp_path: Path)
     assert [each.name for each in (tmp_path / "same.ckpt.hocket").iterdir()] == [token]
 
 
+class Averages(Callback):
+    """Keeps the mean of a rank's weights over time, saves it as the model, and gives it to the model at the end."""
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        self.seen: list[dict[str, Tensor]] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *given: Any) -> None:
+        self.seen.append({key: value.clone() for key, value in module.state_dict().items()})
+
+    def mean(self) -> dict[str, Tensor]:
+        return {key: torch.stack([each[key] for each in self.seen]).mean(0) for key in self.seen[0]}
+
+    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = self.mean()
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        self.found = flat(module)
+        module.load_state_dict(self.mean())
+
+
+@pytest.mark.parametrize("strategy", [DILOCO, AVERAGED, ("sgd",)], ids=lambda each: each[0])
+def test_averages_over_time_are_averaged_over_ranks(tmp_path: Path, strategy: tuple[str, ...]) -> None:
+    """In the checkpoint and in the trained model; a callback finds the replicas' mean at the end."""
+
+    def rank() -> tuple[Tensor, Tensor, Tensor]:
+        own, kept = Averages(), ModelCheckpoint(tmp_path, filename="{epoch}")
+        settings = {"max_epochs": 1, "callbacks": [own, kept], "enable_checkpointing": True}
+        trainer(*strategy, **settings).fit(net := Net(), DataLoader(samples(), BATCH))
+        return flat(net), own.found, torch.cat([each.reshape(-1) for each in own.mean().values()])
+
+    one, other = on_ranks(rank)
+    assert torch.equal(one[2], other[2]) == (strategy == ("sgd",))
+    torch.testing.assert_close(one[0], (one[2] + other[2]) / 2)
+    assert torch.equal(one[0], other[0])
+    assert torch.equal(one[1], other[1])
+    torch.testing.assert_close(
+        flat(Net.load_from_checkpoint(tmp_path / "epoch=0.ckpt", weights_only=False)), one[0]
+    )
+
+
 # ---- saves beside training -----------------------------------------------------------------------------------------
 
 BESIDE: dict[str, Any] = {"options": {"blocking_saves": False}}

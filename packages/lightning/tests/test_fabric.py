@@ -76,6 +76,41 @@ def test_saved_models_are_the_mean(tmp_path: Path) -> None:
     torch.testing.assert_close(saved, (one + other) / 2)
 
 
+def test_each_of_two_models_is_saved_as_its_own_mean(tmp_path: Path) -> None:
+    def rank() -> list[Tensor]:
+        fabric = begun("periodic_average", "parameters.0.every=100")
+        nets = [nn.Linear(2, 1, bias=False) for _ in range(2)]
+        made = [fabric.setup(net, torch.optim.SGD(net.parameters(), 0.1)) for net in nets]
+        for model, optimizer in made:
+            fabric.backward(model(torch.ones(1, 2) * (fabric.global_rank + 1)).sum())
+            optimizer.step()
+        fabric.save(tmp_path / "both.pt", {str(n): model for n, (model, _) in enumerate(made)})
+        return [flat(net) for net in nets]
+
+    one, other = on_ranks(rank)
+    saved = torch.load(tmp_path / "both.pt", weights_only=True)
+    for number in (0, 1):
+        assert not torch.equal(one[number], other[number])
+        torch.testing.assert_close(saved[str(number)]["weight"][0], (one[number] + other[number]) / 2)
+
+
+def test_backwards_of_the_first_of_two_models_add_up() -> None:
+    def sent(adds: bool) -> int:
+        fabric = begun("sgd")
+        net = nn.Linear(2, 1)
+        model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), 0.1))
+        session = fabric.strategy.session
+        fabric.setup(other := nn.Linear(2, 1), torch.optim.SGD(other.parameters(), 0.1))
+        with fabric.no_backward_sync(model, enabled=adds):
+            fabric.backward(model(torch.ones(1, 2)).sum())
+        fabric.backward(model(torch.ones(1, 2)).sum())
+        optimizer.step()
+        return int(session.counters.bytes_sent)
+
+    [added, _], [apart, _] = on_ranks(lambda: sent(True)), on_ranks(lambda: sent(False))
+    assert 0 < added < apart
+
+
 def test_collectives_go_over_all_ranks() -> None:
     def rank() -> None:
         fabric = begun("sgd")

@@ -223,6 +223,25 @@ def best(peer: Peer, folder: str) -> dict[str, Any]:
     return {"steps": made.state.global_step, "trained": weights(made.model), "best": weights(saved)}
 
 
+def replaced(peer: Peer, strategy: list[str]) -> dict[str, Any]:
+    """Train with a callback that replaces the trained weights, as those of moving averages do; return the weights."""
+    seen: dict[str, Any] = {}
+
+    class Replaces(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
+            seen["trained"] = weights(model)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
+            seen["at the end"] = weights(model)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.zero_()
+
+    made = trainer("unused", Texts(40), strategy, own={"callbacks": [Replaces()]})
+    made.train()
+    return {**seen, "left": weights(made.model)}
+
+
 def logs(peer: Peer) -> dict[str, Any]:
     """Train with clipping; return this rank's rows, and how often callbacks saw a step and a log."""
     seen: list[str] = []

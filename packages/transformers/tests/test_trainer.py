@@ -121,6 +121,16 @@ def test_early_stopping_and_the_best_model(job: Job, tmp_path: Path) -> None:
     assert first["steps"] < 160
 
 
+@pytest.mark.parametrize(
+    "strategy", [["periodic_average", "parameters.0.every=50"], ["diloco"]], ids=lambda s: s[0]
+)
+def test_callbacks_at_the_end_find_the_mean_and_may_replace_it(job: Job, strategy: list[str]) -> None:
+    first, second = job.run(cases.replaced, (strategy,))
+    assert first["trained"] != second["trained"]
+    assert first["at the end"] == second["at the end"]
+    assert not any(first["left"])
+
+
 def test_steps_rates_and_norms_are_those_of_all_ranks_and_rank_0_logs(job: Job) -> None:
     first, second = job.run(cases.logs, ())
     assert first["norms"] == second["norms"]

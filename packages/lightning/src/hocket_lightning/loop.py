@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from torch import nn
@@ -21,7 +21,7 @@ class FabricStrategy(RanksOfStrategy, lightning("fabric.strategies").ParallelStr
         strategy, overrides, options: as `HocketStrategy`'s.
 
     Attributes:
-        session: Hocket's session, from `fabric.setup(model, optimizer)` on; None before.
+        session: Hocket's session of the model that was set up last; None before `fabric.setup(model, optimizer)`.
     """
 
     _num_nodes = 1
@@ -29,6 +29,8 @@ class FabricStrategy(RanksOfStrategy, lightning("fabric.strategies").ParallelStr
     def __init__(self, strategy: str, *overrides: str, **options: Any) -> None:
         super().__init__()
         self._join(strategy, overrides, options)
+        #: Of each model that was set up.
+        self._sessions: list[hocket.Session] = []
         self._backward_sync_control = self
 
     @property
@@ -46,6 +48,8 @@ class FabricStrategy(RanksOfStrategy, lightning("fabric.strategies").ParallelStr
     def setup_module_and_optimizers(self, module: nn.Module, optimizers: list[Optimizer], *more: Any) -> Any:
         """Attach a model and its optimizers; collective."""
         self.session = hocket.attach(module, optimizers, self._exchanges, peer=self._peer, **self._options)
+        is_open = [each for each in self._sessions if each.inner.closes_together]
+        self._sessions = [*is_open, self.session]
         return module, optimizers, *more
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -60,7 +64,8 @@ class FabricStrategy(RanksOfStrategy, lightning("fabric.strategies").ParallelStr
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[None]:
         """Mark backwards that end no step; behind `fabric.no_backward_sync`."""
-        return self.session.accumulate() if enabled and self.session is not None else nullcontext()
+        own = next((each for each in self._sessions if each.model is module), None)
+        return own.accumulate() if enabled and own is not None else nullcontext()
 
     def all_reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return the mean, sum, minimum or maximum over the ranks; collective."""
@@ -68,5 +73,7 @@ class FabricStrategy(RanksOfStrategy, lightning("fabric.strategies").ParallelStr
 
     def save_checkpoint(self, *given: Any, **named: Any) -> None:
         """Write the replicas' mean on rank 0; `session.save` keeps what training goes on from; collective."""
-        with nullcontext() if self.session is None else self.session.consensus():
+        with ExitStack() as means:
+            for session in self._sessions:
+                means.enter_context(session.consensus())
             super().save_checkpoint(*given, **named)

@@ -51,8 +51,10 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         self._mean = ExitStack()
         self._in_mean = False
         self._metrics: list[tuple[Metric, Any, Any]] = []
-        self._compared = False
+        self._compared = self._has_ended = False
         self._loaded: Path | None = None
+        #: The last state of the model that Lightning was given to save.
+        self._given: dict[str, Any] | None = None
 
     # ---- the beginning -----------------------------------------------------------------------------------------
 
@@ -82,7 +84,7 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
             if _may_leave_closure_out(optimizer):
                 # Before the session's own hook, which so sees a plain step.
                 optimizer.register_step_pre_hook(_run_closure_first)
-        self._compared = False
+        self._compared = self._has_ended = False
         self.session = self._open.enter_context(
             hocket.attach(
                 self.lightning_module, self.optimizers, self._exchanges, peer=self._peer, **self._options
@@ -91,6 +93,9 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         if self.session.out is not None:
             self._open.callback(setattr, trainer, "loggers", trainer.loggers)
             trainer.loggers = [*trainer.loggers, RowsOfRun(self.session, trainer.default_root_dir)]
+        ends = lightning("pytorch.callbacks").LambdaCallback(on_train_end=self._end_training)
+        trainer.callbacks.insert(0, ends)
+        self._open.callback(trainer.callbacks.remove, ends)
         if trainer.checkpoint_callbacks:
             trainer.callbacks.append(last := SaveAtLast(self))
             self._open.callback(trainer.callbacks.remove, last)
@@ -158,12 +163,16 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
             if self.session is not None and not self._in_mean:
                 mean.enter_context(self.session.consensus())
             state = super().lightning_module_state_dict()
-            return {key: v.clone() if isinstance(v, Tensor) else v for key, v in state.items()}
+            self._given = {key: v.clone() if isinstance(v, Tensor) else v for key, v in state.items()}
+        return self._given
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write a checkpoint of Lightning's on rank 0, and the state of every rank beside it; collective."""
         beside = _beside(filepath)
         token = ""
+        given, self._given = self._given, None
+        if self.session is not None and given is not None and checkpoint["state_dict"] is not given:
+            self._share(checkpoint["state_dict"])
         if self.session is not None and "optimizer_states" in checkpoint and beside is not None:
             self.on_validation_end()  # a checkpoint has every rank's own replica, too
             # What is written over is no way back from a kill.
@@ -227,6 +236,19 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
 
     # ---- the end -----------------------------------------------------------------------------------------------
 
+    def _end_training(self, *given: Any) -> None:
+        """Give all ranks the replicas' mean, before callbacks save or replace the trained model; collective."""
+        assert self.session is not None
+        self.session.consensus()
+        self._has_ended = True
+
+    def _share(self, state: dict[str, Any]) -> None:
+        """Give all ranks the mean of weights that callbacks have made, each from its own replica's; collective."""
+        values = [each for each in state.values() if isinstance(each, Tensor) and each.is_floating_point()]
+        if len({*self.gathered(zlib.crc32(messages.pack(values)), "weights")}) > 1:
+            for value in values:
+                value.copy_(self.reduce(value))
+
     def on_exception(self, exception: BaseException) -> None:
         """Leave the session, and say why to the ranks that are still in it."""
         self.session = None
@@ -238,7 +260,10 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         """Give all ranks the replicas' mean, and close the session; collective."""
         if self.session is not None:
             self.on_validation_end()
-            self.session.consensus()
+            if self._has_ended:
+                self._share(super().lightning_module_state_dict())
+            else:
+                self.session.consensus()
             self.session = None
             self._open.close()
         self._remove_replaced()

@@ -81,6 +81,7 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         self._options = dict(hocket_options or {})
         self._blocking_saves = blocking_saves
         super().__init__(*args, **kwargs)
+        self.callback_handler.on_train_end = partial(self._end_training, self.callback_handler.on_train_end)
 
     def create_accelerator_and_postprocess(self) -> None:
         for name, problem in _REFUSED.items():
@@ -115,11 +116,9 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         with ExitStack() as training:
             self._training = training
             try:
-                trained = super().train(resume_from_checkpoint, *args, **kwargs)
-                self._end_session()
+                return super().train(resume_from_checkpoint, *args, **kwargs)
             finally:
                 self.session = self._training = None
-        return trained
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         optimizer = super().create_optimizer(*args, **kwargs)
@@ -130,6 +129,11 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
             if self.args.save_strategy != "no":
                 self.session.save_on_signal(self._save_at_last, unless_handled=True)
         return optimizer
+
+    def _end_training(self, own: Any, *given: Any) -> Any:
+        """Let callbacks that save, or average, the trained model find it."""
+        self._end_session()
+        return own(*given)
 
     def _end_session(self) -> None:
         """Let all ranks hold the replicas' mean, and close the session; collective."""
