@@ -46,6 +46,14 @@ def against_a_loop(
     )
 
 
+def against_pytorch(peer: Peer, fused: bool) -> list[float]:
+    optim = "adamw_torch_fused" if fused else "adamw_torch"
+    given = {"dropout": 0.0, "average_tokens_across_devices": True}
+    made = trainer("unused", Texts(40, masked=True), "sgd", optim=optim, **given)
+    made.train()
+    return weights(made.model)
+
+
 def calls_to_gather(peer: Peer, strategy: list[str]) -> tuple[int, int]:
     """Return how often Accelerate gathers in training, and the steps."""
     made = trainer("unused", Texts(40), strategy, num_train_epochs=1, average_tokens_across_devices=True)

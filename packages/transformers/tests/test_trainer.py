@@ -40,6 +40,16 @@ def test_weights_are_those_of_a_plain_loop(
         assert by_trainer == by_loop
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_weights_are_those_of_pytorch_without_hocket(job: Job, fused: bool) -> None:
+    """To the bit; the default of `optim` is the fused AdamW, which rounds otherwise than the plain one."""
+    expected = {
+        each: tiny.without_hocket(tiny.Texts(40, masked=True), 2, fused=each) for each in (False, True)
+    }
+    assert job.run(cases.against_pytorch, (fused,)) == 2 * [expected[fused]]
+    assert expected[False] != expected[True]
+
+
 def test_ranks_that_exchange_no_gradients_do_not_wait_for_one_anothers_tokens(job: Job) -> None:
     for calls, steps in job.run(cases.calls_to_gather, (["sgd"],)):
         assert calls >= steps > 3

@@ -145,6 +145,25 @@ def plain_loop(
     return weights(trained)
 
 
+def without_hocket(samples: Texts, ranks: int, *, fused: bool) -> list[float]:
+    """Return the weights of PyTorch's AdamW alone, by the mean of the gradients of each rank's batch."""
+    trained = model(0.0)
+    parameters = [*trained.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0, fused=fused)
+    for whole in hocket.loader(samples, BATCH * ranks, seed=SEED):  # the order alone is Hocket's
+        tokens = (whole["labels"] != -100).sum()
+        gradients = []
+        for rank in range(ranks):
+            batch = {name: value[rank::ranks] for name, value in whole.items()}
+            loss = trained(**batch, num_items_in_batch=tokens).loss * ranks
+            gradients.append(torch.autograd.grad(loss, parameters))
+        for parameter, *each in zip(parameters, *gradients, strict=True):
+            parameter.grad = torch.stack(each).mean(0)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+    return weights(trained)
+
+
 def one_process(samples: Texts, ranks: int, accumulated: int, *, shuffle: bool = True) -> list[float]:
     """Return the weights of SGD in one process, each step by the mean over all tokens of its batches."""
     trained = model(0.0)
