@@ -154,7 +154,7 @@ def without_hocket(samples: Texts, ranks: int, *, fused: bool) -> list[float]:
         tokens = (whole["labels"] != -100).sum()
         gradients = []
         for rank in range(ranks):
-            batch = {name: value[rank::ranks] for name, value in whole.items()}
+            batch = {name: value[rank * BATCH : (rank + 1) * BATCH] for name, value in whole.items()}
             loss = trained(**batch, num_items_in_batch=tokens).loss * ranks
             gradients.append(torch.autograd.grad(loss, parameters))
         for parameter, *each in zip(parameters, *gradients, strict=True):
