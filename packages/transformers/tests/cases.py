@@ -48,7 +48,7 @@ def against_a_loop(
 
 def against_pytorch(peer: Peer, fused: bool) -> list[float]:
     optim = "adamw_torch_fused" if fused else "adamw_torch"
-    given = {"dropout": 0.0, "average_tokens_across_devices": True}
+    given: dict[str, Any] = {"dropout": 0.0, "average_tokens_across_devices": True}
     made = trainer("unused", Texts(40, masked=True), "sgd", optim=optim, **given)
     made.train()
     return weights(made.model)
