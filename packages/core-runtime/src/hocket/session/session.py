@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from torch import Tensor
 
 from hocket.disk import path_of
-from hocket.errors import CheckpointError, HocketError
+from hocket.errors import CheckpointError
 from hocket.launch import preemption
 from hocket.loggers import Log, Logger
 from hocket.plain import Batch, Stateful, TreeView
@@ -294,24 +294,19 @@ class Session:
         Args:
             folder, keep, more: as for `save`; or a function that all ranks call to save, which returns where. Nobody
                 looks at its folder before training: what it refuses is seen when it saves, and the last save stands.
-            unless_handled: whether to do nothing where the script handled one of the signals before `attach`, or
-                attached on another thread than the main one; for frameworks.
+            unless_handled: whether to do nothing if the script handled a signal before `attach`; for frameworks.
 
         Returns:
             A function that saves and ends if all ranks have reached that step, for loops without `session.data` to call
             after each step; before each forward the model calls it itself.
 
         Raises:
-            HocketError: it was called before, or for another session of this process that is open.
+            HocketError: it was called before, for this session or another of this process that is open.
             CheckpointError: on all ranks: the folder cannot be written, or another job saves there; before the first
                 step also where it holds checkpoints of later steps.
         """
         if unless_handled and not self._signals_are_free:
             return lambda: None
-        if self.inner.save_point is not None:
-            raise HocketError(
-                "session.save_on_signal was already called: call it once, with everything to save"
-            )
         check_keep("session.save_on_signal", keep)
         if callable(folder):
             save_all: Callable[[], Path | str] = folder

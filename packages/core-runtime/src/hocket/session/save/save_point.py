@@ -51,7 +51,7 @@ class SavePoint:
         save: saves all ranks' state, and returns where.
 
     Raises:
-        HocketError: another session of this rank has one.
+        HocketError: a session of this rank has one.
     """
 
     def __init__(self, session: EngineSession, save: Callable[[], Path | str]) -> None:
@@ -144,12 +144,12 @@ class ProcessSignals:
             listener.close()
 
     def check_alone(self) -> None:
-        """Raise HocketError if another session of this thread has a save point: their steps have nothing in common."""
+        """Raise HocketError if a session of this thread has a save point: steps of two have nothing in common."""
         self._points = [point for point in self._points if point.thread.is_alive()]
         if any(point.thread is threading.current_thread() for point in self._points):
             raise HocketError(
-                "session.save_on_signal was already called for another session of this process: close that one first, "
-                "or call it once, with a function that saves both"
+                "session.save_on_signal was already called, for this session or another of this process: call it once, "
+                "with a function that saves all, or close the other session first"
             )
 
     def watch(self, point: SavePoint) -> None:
