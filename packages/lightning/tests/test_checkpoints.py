@@ -123,6 +123,31 @@ def test_a_job_that_is_asked_to_end_saves_and_goes_on_exactly(tmp_path: Path) ->
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+class Fail(Callback):
+    """Fails after a step."""
+
+    def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
+        if trainer.global_step == 2:
+            raise ZeroDivisionError
+
+
+def test_a_fit_after_one_that_failed_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:
+    def fit_with(callback: Callback) -> None:
+        given: dict[str, Any] = {
+            "callbacks": [callback, ModelCheckpoint(tmp_path)],
+            "enable_checkpointing": True,
+        }
+        one = trainer(*DILOCO, use_distributed_sampler=False, **given)
+        one.fit(Net(), hocket.loader(samples(), BATCH, seed=0))
+
+    with pytest.raises(ZeroDivisionError):
+        fit_with(Fail())
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    with pytest.raises(SystemExit, match="143"):
+        fit_with(Ask())
+    assert is_whole(tmp_path / "last-signal.ckpt.hocket")
+
+
 def test_a_checkpoint_without_the_ranks_states_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -178,6 +178,43 @@ def asked_to_end(peer: Peer, folder: str) -> dict[str, Any]:
     }
 
 
+def failed_first(peer: Peer, folder: str) -> dict[str, Any]:
+    """Return the weights of a whole run, and those of a trainer that failed, went on, and trained once more."""
+    handled: list[bool] = []
+
+    class Fails(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            handled.append(signal.getsignal(signal.SIGTERM) != signal.SIG_DFL)
+            if len(handled) == 2:
+                raise ZeroDivisionError
+
+    def made(name: str, *callbacks: TrainerCallback) -> Any:
+        given: dict[str, Any] = {
+            "save_strategy": "steps",
+            "save_steps": 1,
+            "own": {"callbacks": [*callbacks]},
+        }
+        return trainer(Path(folder, name), Texts(24), ["diloco", "parameters.0.every=2"], **given)
+
+    whole = made("whole")
+    whole.train()
+    cut = made("cut", Fails())
+    try:
+        cut.train()
+    except ZeroDivisionError:
+        handled.append(signal.getsignal(signal.SIGTERM) != signal.SIG_DFL)
+    cut.train(resume_from_checkpoint=True)
+    rest = weights(cut.model)
+    cut.train()
+    return {
+        "whole": weights(whole.model),
+        "rest": rest,
+        "again": weights(cut.model),
+        "steps": cut.state.global_step,
+        "handled": handled,
+    }
+
+
 def looked_at(peer: Peer, folder: str) -> dict[str, Any]:
     """Train replicas that differ; return what was evaluated, and what the saved model gives."""
     held_out = Texts(23, seed=2)

@@ -101,6 +101,17 @@ def test_ranks_that_are_asked_to_end_save_and_go_on_exactly(job: Job, tmp_path: 
         assert rank["rest"] == rank["whole"]
 
 
+def test_a_trainer_that_failed_goes_on_and_trains_once_more(job: Job, tmp_path: Path) -> None:
+    """It handles signals while it trains, and only then."""
+    first, second = job.run(cases.failed_first, (str(tmp_path),))
+    for rank in first, second:
+        assert rank["rest"] == rank["whole"]
+        # Two steps until it fails, two of three from the checkpoint of the first, and three.
+        assert rank["handled"] == [True, True, False, *5 * [True]]
+    assert first["again"] == second["again"] != first["rest"]
+    assert first["steps"] == 3
+
+
 def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     for step, name in ((2, "step-00000002"), (4, "step-00000004-abc.unfinished")):
         held = tmp_path / f"checkpoint-{step}" / "hocket" / name
