@@ -249,7 +249,7 @@ def test_a_run_without_a_model_is_told_where_one_may_be(run: Path, tmp_path: Pat
         (["script", "--format", "torch"], of_script),
         (
             ["cut"],
-            "With checkpoint.every=N a run leaves checkpoints; its model is in model.safetensors at its end",
+            "With checkpoint.every=N a run saves checkpoints; at its end it writes its model to model.safetensors",
         ),
     ):
         ended = hocket("export", str(tmp_path / arguments[0]), "--out", str(tmp_path / "out"), *arguments[1:])

@@ -117,7 +117,7 @@ def test_what_was_cut_off_is_left_out_with_a_note(tmp_path: Path, caplog: pytest
     assert result.resumed is not None
     assert result.resumed.step == 3
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / 'step-00000005'} is incomplete, because a save or a copy was cut off: it is skipped"
+        f"{tmp_path / 'step-00000005'} is incomplete, because a save or a copy was interrupted: it is skipped"
     ]
     (tmp_path / "step-00000005").rename(tmp_path / "step-00000005-of_a_save.unfinished")
     on_ranks(2, TRAINING, load=tmp_path, save=(tmp_path, [4]), stop=4)

@@ -306,7 +306,9 @@ def test_a_session_that_was_never_saved_begins_where_that_is_asked_for(
 
     expected = [(None, 0, 0, True), (folder / "step-00000000", 0, 0, True)]
     assert hocket.virtual(2).run(lambda: run(hocket.join().rank)) == [expected] * 2
-    assert ("is incomplete, because a save or a copy was cut off: it is skipped" in caplog.text) == cut_off
+    assert (
+        "is incomplete, because a save or a copy was interrupted: it is skipped" in caplog.text
+    ) == cut_off
 
 
 def test_what_else_may_be_missing_is_refused(tmp_path: Path) -> None:

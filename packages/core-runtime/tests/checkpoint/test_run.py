@@ -248,7 +248,7 @@ def test_a_run_goes_on_as_it_was_but_for_what_is_given(
     monkeypatch.setattr(sys, "argv", ["hocket", "resume", "RUN"])
     with pytest.raises(SystemExit, match="0"):
         main()
-    assert "the run has ended, and its results are made again" in capfd.readouterr().out
+    assert "the run has already ended, so only its results are written again" in capfd.readouterr().out
 
 
 FAILING = """

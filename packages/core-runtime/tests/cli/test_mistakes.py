@@ -257,7 +257,7 @@ class TestUnderALauncher:
         messages = {line for line in ended.stderr.splitlines() if line.startswith("hocket:")}
         [message] = messages  # of one rank, or of both, as above
         assert message.endswith(
-            "starts ranks for transport mpi, not virtual: leave out the launcher, or the transport"
+            "starts ranks for transport mpi, not virtual: start without this launcher, or do not name a transport"
         )
 
 

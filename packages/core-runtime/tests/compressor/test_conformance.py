@@ -259,7 +259,7 @@ def test_the_suite_says_which_elements_and_numbers() -> None:
         match=r"sets \d+ of 10\d\d elements \(\d+, \d+, \d+ and \d+ more\) to 0, which the message",
     ):
         suite.test_clear_sent_clears_what_arrives(ClearingAll(0.1), segment)
-    told = r"\d+ float64, \d+ bytes, and footprint says message_bytes=\d+ .* float32 and 3 in the trailer"
+    told = r"\d+ float64, \d+ bytes, but footprint says message_bytes=\d+ .* float32 and 3 in the trailer"
     with pytest.raises(AssertionError, match=told):
         suite.test_deterministic(InDoubles(0.1), segment)
 
@@ -282,7 +282,7 @@ def test_every_two_of_a_test_a_compressor_and_a_segment_meet(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("bad", "told"),
     [
-        (InDoubles(0.5), r"a payload of \d+ float64, \d+ bytes, and footprint says message_bytes="),
+        (InDoubles(0.5), r"a payload of \d+ float64, \d+ bytes, but footprint says message_bytes="),
         (AsTensor(0.5), "a payload of torch.Tensor, not a NumPy array"),
         (Silent(0.5), "None, not a Message"),
     ],

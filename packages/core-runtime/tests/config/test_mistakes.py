@@ -149,7 +149,7 @@ def test_a_missing_plugin_keeps_its_type_and_gets_a_place() -> None:
         ("algorithm=ring", "algorithm: unknown key here; write strategy.gradients.0.collective.algorithm"),
         ("push_sum=true", "push_sum: unknown key here; it is a key of collective gossip, of which this run has none"),
         ("network.bandwith=1", "network.bandwith: unknown key. Did you mean 'bandwidth_bits_per_s'? Allowed: latency_s, bandwidth_bits_per_s, poll_s"),
-        ("delays={name:fixed}", "line 1, column 2: not valid YAML: 'name:fixed' needs a blank after its colon: write name: fixed"),
+        ("delays={name:fixed}", "line 1, column 2: not valid YAML: 'name:fixed' needs a space after its colon: write name: fixed"),
         ("strategy=agd", "strategy: got 'agd'; allowed: a mapping of samples, gradients, parameters. A recipe is named first, `hocket run agd`"),
         ("recipe=agd", "recipe sgd, named first, would override it: name agd in place of sgd"),
         ("phases.x=1", "phases.x: no step; allowed: whole numbers from 0"),

@@ -83,7 +83,7 @@ def test_mpi_is_chosen_where_it_is_installed_and_ranks_can_meet_over_it(
     assert chosen_transport(found["mpi", "torch"], "mpi") == "mpi"
     with pytest.raises(
         UserError,
-        match=r"^it starts ranks for transport torch, not mpi: leave out the launcher, or the transport$",
+        match=r"^it starts ranks for transport torch, not mpi: start without this launcher, or do not name a",
     ):
         chosen_transport(found["torch",], "mpi")
 

@@ -228,8 +228,8 @@ def test_a_configuration_that_was_changed_is_not_resumed_in_silence(
     before = contents(run)
     ended = hocket(*RESUME)
     assert (ended.status, ended.out) == (2, "")
-    told = f"RUN/config.yaml was changed since the run wrote it: {key} is {now}, and was {was}"
-    assert ended.err.startswith(f"hocket: {told}. Restore it, ")
+    told = f"RUN/config.yaml was changed since the run wrote it: {key} was {was}, and is now {now}"
+    assert ended.err.startswith(f"hocket: {told}. Restore the file, ")
     assert contents(run) == before
     assert hocket("compare", "RUN").status == 0
     assert caplog.messages == [told]

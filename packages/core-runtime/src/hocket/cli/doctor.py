@@ -59,9 +59,7 @@ def doctor_command(out: Path | None = None) -> int:
         print(textwrap.fill(line, width, subsequent_indent=" " * 24) if width else line, flush=True)
     if problems:
         plural = "s" * (problems != 1)
-        print(
-            f"\n{problems} problem{plural}: runs without MPI (--transport torch or virtual) may work all the same"
-        )
+        print(f"\n{problems} problem{plural}: runs without MPI (--transport torch or virtual) may still work")
     return 1 if problems else 0
 
 

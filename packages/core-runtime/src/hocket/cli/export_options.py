@@ -22,7 +22,8 @@ from hocket.cli.click_parts import Folder
     type=click.Choice(("safetensors", "dcp", "hf", "torch")),
     default="safetensors",
     show_default=True,
-    help="hf: what the model's save_pretrained writes; torch: training.pt, with the optimizer's state.",
+    help="hf: the files that the model's save_pretrained writes; torch: training.pt, with the optimizer's "
+    "state.",
 )
 @click.option(
     "--state",
@@ -38,7 +39,7 @@ from hocket.cli.click_parts import Folder
 @click.option(
     "--model",
     metavar="MODULE:FUNCTION",
-    help="Function that returns the model for --format hf; default: that of the run's task.",
+    help="Function that returns the model for --format hf; default: the run's task builds it.",
 )
 @click.option(
     "--max-shard-bytes",

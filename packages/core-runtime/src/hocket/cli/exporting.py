@@ -109,7 +109,7 @@ def _source(folder: Path, *, needs_checkpoint: bool, replica: int | None) -> Ite
 def _elsewhere(folder: Path) -> str:
     """Return the advice for a run's folder without a checkpoint."""
     if not is_of_script(read_config(folder / CONFIG)):
-        return f"With checkpoint.every=N a run leaves checkpoints; its model is in {MODEL} at its end"
+        return f"With checkpoint.every=N a run saves checkpoints; at its end it writes its model to {MODEL}"
     return (
         f"{folder} is the run of a script, not a checkpoint: pass the folder that the script gives to session.save or "
         "session.export"

@@ -151,10 +151,11 @@ def _refuse_changed(path: Path) -> None:
     """Refuse a run's configuration that somebody, or a disk, has changed since the run wrote it."""
     changed = changed_keys(path, read_config(path))
     if changed:
-        keys = some([f"{key} is {now}, and was {was}" for key, was, now in changed])
+        keys = some([f"{key} was {was}, and is now {now}" for key, was, now in changed])
         raise UserError(
-            f"{path} was changed since the run wrote it: {keys}. Restore it, and give changes as KEY=VALUE to "
-            f"`hocket resume {path.parent}`; or start a new run with it: `hocket run {path} --out OTHER`"
+            f"{path} was changed since the run wrote it: {keys}. Restore the file, and pass changes as "
+            f"KEY=VALUE to `hocket resume {path.parent}`; or start a new run with it: `hocket run {path} "
+            "--out OTHER`"
         )
 
 

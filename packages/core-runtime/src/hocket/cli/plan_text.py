@@ -107,8 +107,9 @@ def copy_of(run: RunSettings, plan: Plan) -> Iterator[str]:
     """Yield the sentence on the copy that checkpoints beside training are written from, if there is one."""
     if plan.copied_bytes:
         yield (
-            f"Checkpoint copy: checkpoint.blocking=false keeps {format_bytes(plan.copied_bytes)} of host memory on "
-            "each rank, for a copy of what is saved: model, optimizer, and what exchanges keep."
+            f"Checkpoint copy: checkpoint.blocking=false keeps {format_bytes(plan.copied_bytes)} of host "
+            "memory on each rank, for a copy of the saved state: model, optimizer, and the state of "
+            "exchanges."
         )
 
 

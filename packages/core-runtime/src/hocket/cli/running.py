@@ -368,8 +368,8 @@ def _again(folder: Path) -> str:
     """Return the advice for a run that was cut off."""
     saved = complete(folder / CHECKPOINTS)
     if saved:
-        return f"`hocket resume {os.path.relpath(folder)}` goes on from {saved[-1].name}"
-    return "run the same command again; with checkpoint.every=N the run goes on from a checkpoint"
+        return f"`hocket resume {os.path.relpath(folder)}` continues from {saved[-1].name}"
+    return "run the same command again; with checkpoint.every=N the run continues from a checkpoint"
 
 
 def _refuse_incomplete(folder: Path) -> None:

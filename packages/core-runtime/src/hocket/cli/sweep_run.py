@@ -80,7 +80,7 @@ class SweepRun(ABC):
         if not resumes or is_marked(self.folder):
             claim(self.folder, SWEPT_CONFIG, OUTPUT)
         command, variables = self.prepare()
-        print(f"{self.folder.name}: {'goes on' if resumes else 'begins'}", flush=True)
+        print(f"{self.folder.name}: {('continues' if resumes else 'begins')}", flush=True)
         threads = threads_per_rank(jobs * self.ranks)
         with (self.folder / OUTPUT).open("a" if resumes else "w") as output:
             return subprocess.Popen(

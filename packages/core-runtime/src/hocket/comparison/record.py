@@ -192,7 +192,7 @@ def _read(folder: Path, label: str) -> Record | None:
         text = reason(error) if isinstance(error, OSError) else str(error).splitlines()[0]
         raise UserError(f"{path} cannot be read: {text}") from error
     if changed := changed_keys(folder / CONFIG, config):
-        text = some([f"{key} is {now}, and was {was}" for key, was, now in changed])
+        text = some([f"{key} was {was}, and is now {now}" for key, was, now in changed])
         _log.warning("%s was changed since the run wrote it: %s", folder / CONFIG, text)
     if summary and (rows[-1]["step"] if rows else 0) < summary["steps"]:
         raise UserError(

@@ -59,8 +59,8 @@ def _size_fault(compressor: Compressor, payload: Array, segment: Segment) -> str
         return None
     dtype = str(segment.dtype).removeprefix("torch.")
     return (
-        f"a payload of {len(payload)} {payload.dtype}, {payload.nbytes} bytes, and footprint says {said} of this "
-        f"segment of {segment.numel} {dtype} and {segment.trailer_numel} in the trailer"
+        f"a payload of {len(payload)} {payload.dtype}, {payload.nbytes} bytes, but footprint says {said} of "
+        f"this segment of {segment.numel} {dtype} and {segment.trailer_numel} in the trailer"
     )
 
 

@@ -61,7 +61,7 @@ class _YamlLoader(yaml.SafeLoader):
             word, colon, text = key.partition(":")
             if colon and value_node.value == "" and word.isidentifier():
                 raise yaml.MarkedYAMLError(
-                    problem=f"{key!r} needs a blank after its colon: write {word}: {text}",
+                    problem=f"{key!r} needs a space after its colon: write {word}: {text}",
                     problem_mark=key_node.start_mark,
                 )
             seen.add(key)

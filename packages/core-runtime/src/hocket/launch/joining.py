@@ -68,8 +68,8 @@ def chosen_transport(found: Launched, asked: str | None = None) -> str:
     can = found.transports
     if asked is not None and asked not in can:
         raise UserError(
-            f"{found.launcher} starts ranks for transport {' or '.join(can)}, not {asked}: leave out the launcher, or "
-            "the transport"
+            f"{found.launcher} starts ranks for transport {' or '.join(can)}, not {asked}: start without "
+            "this launcher, or do not name a transport"
         )
     return asked or (can[0] if why_no_mpi4py() is None else can[-1])
 

@@ -206,7 +206,8 @@ class _Run:
         session.inner.warn_unreached(self._steps)
         if resume and session.step >= self._steps and display is not Display.QUIET:
             session.print(
-                "the run has ended, and its results are made again; epochs=N or steps=N make it longer"
+                "the run has already ended, so only its results are written again; to extend it, set "
+                "epochs=N or steps=N"
             )
         session.save_on_signal(self._checkpoints, keep=run.checkpoint.keep, run=self)
         # Rank 0's host was checked by the command, and its results replace an earlier run's checkpoints.

@@ -28,8 +28,8 @@ def checked_plan(run: RunConfig, task: Task, model: nn.Module) -> dict[str, Para
         plan = {**task.tensor_plan(model, ranks)}
         if not plan:
             raise ValueError(
-                "there is no plan of tensor parallelism for its model: leave tensor out, or give the task a "
-                "tensor_plan, as that of {name: bible, network: transformer} has one"
+                "there is no plan of tensor parallelism for its model: leave tensor out, or give the task "
+                "a tensor_plan, as in task {name: bible, network: transformer}"
             )
         parameters = dict(model.named_parameters())
         for name, dim in _dimensions(plan, model).items():
@@ -73,8 +73,8 @@ def refuse_lists(optimizers: Iterable[torch.optim.Optimizer]) -> None:
         for name in ("foreach", "fused"):
             if group.get(name):
                 raise CompositionError(
-                    f"optimizer.{name}: torch cannot step whole and tensor-parallel parameters together with {name}: "
-                    "leave it out"
+                    f"optimizer.{name}: torch cannot step whole and tensor-parallel parameters together "
+                    f"with {name}: leave {name} out"
                 )
 
 

@@ -22,8 +22,8 @@ def note_rank() -> None:
 def explain() -> TransportError:
     """Return the error of a forked process that exchanges: its messages would be taken for its parent's."""
     return TransportError(
-        f"process {os.getpid()} was forked by a rank of a job and is none: exchange in the rank only, or "
-        "start the process with multiprocessing's `spawn`"
+        f"process {os.getpid()} was forked by a rank of a job, but is not a rank itself: exchange only in "
+        "the rank, or start the process with multiprocessing's `spawn`"
     )
 
 

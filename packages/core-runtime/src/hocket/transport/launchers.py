@@ -237,7 +237,7 @@ def _chosen_meeting(environment: Environment) -> tuple[str, int] | None:
         if ":" in host:
             ip_address(host.partition("%")[0])
         elif re.search(r"[\s/]", host):
-            raise ValueError("a name cannot contain a blank or /")
+            raise ValueError("a name cannot contain a space or /")
         host.encode("idna")
     except ValueError as error:
         raise UserError(f"MASTER_ADDR={host!r} in the environment is not a host name: {error}") from error

@@ -254,4 +254,4 @@ class Loading:
 
 def _warn_of_incomplete(folder: Path) -> None:
     for left in folders.incomplete(folder):
-        _log.warning("%s is incomplete, because a save or a copy was cut off: it is skipped", left)
+        _log.warning("%s is incomplete, because a save or a copy was interrupted: it is skipped", left)

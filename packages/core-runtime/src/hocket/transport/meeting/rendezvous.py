@@ -63,8 +63,9 @@ class Rendezvous:
         """Return what to look at where an island does not come."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return (
-            f"start each with its HOCKET_ISLAND, 0 to {self.islands - 1}, with HOCKET_ISLANDS={self.islands} and "
-            f"HOCKET_MEET={host}:{self.port}, and let the network pass this port of island 0's first host"
+            f"start each with its HOCKET_ISLAND, 0 to {self.islands - 1}, with "
+            f"HOCKET_ISLANDS={self.islands} and HOCKET_MEET={host}:{self.port}, and make sure that the "
+            "network allows connections to this port of island 0's first host"
         )
 
     @property
