@@ -108,7 +108,9 @@ def test_islands_that_do_not_come_are_named_again_and_again(
     error = ranks[-1].exception(LONGEST_S)
     assert isinstance(error, ExchangeTimeoutError)
     missing = r"waits for islands 2, 3 and rank 0 of 3 of island 1"
-    check = r"HOCKET_ISLAND, 0 to 3, with HOCKET_ISLANDS=4 and HOCKET_MEET=127\.0\.0\.1:\d+, and make sure that"
+    check = (
+        r"HOCKET_ISLAND, 0 to 3, with HOCKET_ISLANDS=4 and HOCKET_MEET=127\.0\.0\.1:\d+, and make sure that"
+    )
     assert re.fullmatch(rf"island 1 {missing}, no end after 1.2 s: .*{check}.*", str(error))
     lines = capfd.readouterr().err.splitlines()
     for island in range(2):
