@@ -113,15 +113,15 @@ def test_a_mistake_is_found_without_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["recipe=crossover"], "recipe sgd, named first, would override it: name crossover in place of sgd"),
-        (["strategy=agd"], "A recipe is named first, `hocket run agd`, or by recipe: agd in a file"),
-        (["strategy=sgd,agd"], "a sweep alone takes strategy=. To run each of several values: "
+        (["recipe=crossover"], "recipe sgd, which comes first, would override it: write crossover in place of sgd"),
+        (["strategy=agd"], "To use a recipe, name it first, as in `hocket run agd`, or write recipe: agd in a file"),
+        (["strategy=sgd,agd"], "only a sweep takes strategy=. To run each of several values: "
          "`hocket sweep sgd strategy=sgd,agd`"),
         (["seed=0,1,2"], "allowed: an integer. To run each of several values: `hocket sweep sgd seed=0,1,2`"),
         (["task=digits,digit", "epochs=2"], "`hocket sweep sgd task=digits,digit epochs=2`"),
         (["optimizer.lr=0.1,0.2"], "`hocket sweep sgd optimizer.lr=0.1,0.2`"),
         (["timeout_s=soon"], "timeout_s: got 'soon'; allowed: a number, or a number with s, ms or us, such as 200ms"),
-        (["task=fashion_mnist"], ":MyTask. Others are in hocket-tasks, not installed: "
+        (["task=fashion_mnist"], ":MyTask. hocket-tasks has more, but is not installed: "
          + how_to_install("hocket-tasks")),
         (["task=my_task"], "there is no task 'my_task'. There are: digits. One of your own is "
          "module:attribute, such as my_task:MyTask"),

@@ -144,7 +144,7 @@ def test_a_task_that_core_lacks_is_answered_with_the_package_of_tasks() -> None:
     assert str(caught.value) == (
         "there is no task 'digit'. Did you mean 'digits'? There are: digits. "
         "One of your own is module:attribute, such as digit:MyTask. "
-        f"Others are in hocket-tasks, not installed: {how_to_install('hocket-tasks')}"
+        f"hocket-tasks has more, but is not installed: {how_to_install('hocket-tasks')}"
     )
 
 

@@ -81,7 +81,7 @@ def test_the_numbers_are_those_of_overlap_none(how: str, caplog: pytest.LogCaptu
     ("how", "words"),
     [
         ("by hand", "a step came without a forward of the model since the last step"),
-        ("elsewhere", "read head.weight, head.bias without calling the module that owns it"),
+        ("elsewhere", "read head.weight, head.bias without a call of its module"),
     ],
 )
 def test_what_was_read_too_early_is_told_and_right_from_then_on(

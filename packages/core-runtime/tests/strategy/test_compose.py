@@ -149,7 +149,7 @@ def test_overrides_are_laid_in_order_and_null_empties() -> None:
     assert compose("sgd", "gradients=null") == compose("local")
     assert compose("sgd", "gradients.0.topology=null") == compose("sgd")
     with pytest.raises(
-        ConfigError, match="recipe sgd, named first, would override it: name agd in place of sgd"
+        ConfigError, match="recipe sgd, which comes first, would override it: write agd in place of sgd"
     ):
         compose("sgd", "recipe=agd")
 

@@ -140,8 +140,8 @@ def load_document(target: Target, overrides: Sequence[str], registry: Registry) 
     of_recipe = next((o for o in reversed(parsed) if o.keys == ("recipe",)), None)
     if of_recipe is not None and isinstance(target, str) and not _is_file(target):
         raise ConfigError(
-            f"{of_recipe.origin.label}: recipe {target}, named first, would override it: name {of_recipe.value} in "
-            f"place of {target}, or write `recipe: {of_recipe.value}` in a file"
+            f"{of_recipe.origin.label}: recipe {target}, which comes first, would override it: write "
+            f"{of_recipe.value} in place of {target}, or write `recipe: {of_recipe.value}` in a file"
         )
     named = of_recipe and of_recipe.value
     base = named or layers[0][0].get("recipe")

@@ -214,7 +214,7 @@ class Registry(Registrar):
             return ConfigError(message)
         package = f"hocket-{TASKS}"
         return MissingPluginError(
-            f"{message}. Others are in {package}, not installed: {how_to_install(package)}"
+            f"{message}. {package} has more, but is not installed: {how_to_install(package)}"
         )
 
 

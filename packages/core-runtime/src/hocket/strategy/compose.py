@@ -127,10 +127,10 @@ def _build(where: Location, registry: Registry, name: str | None) -> Strategy:
         ConfigError, CompositionError, MissingPluginError: as in `compose`.
     """
     if not isinstance(where.value, Mapping):
-        hint = "; a sweep alone takes strategy=" if isinstance(where.value, str) else ""
+        hint = "; only a sweep takes strategy=" if isinstance(where.value, str) else ""
         if hint and "," not in where.value:  # one recipe
-            named = f"`hocket run {where.value}`, or by recipe: {where.value} in a file"
-            hint = f". A recipe is named first, {named}{hint}"
+            named = f"`hocket run {where.value}`, or write recipe: {where.value} in a file"
+            hint = f". To use a recipe, name it first, as in {named}{hint}"
         raise where.error(f"got {where.given}", f"a mapping of {', '.join(SLOTS)}{hint}")
     where.check_keys(SLOTS)
     samples = where.child("samples")

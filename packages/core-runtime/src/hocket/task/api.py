@@ -40,8 +40,8 @@ class TaskData:
         for name, samples in (("train", self.train), ("valid", self.valid)):
             if isinstance(samples, Sized) and not len(samples):
                 raise ConfigError(
-                    f"the task's data() has no samples in `{name}`: it needs samples for training and held-out "
-                    "samples"
+                    f"the task's data() has no samples in `{name}`: return samples for training and "
+                    "held-out samples"
                 )
 
 

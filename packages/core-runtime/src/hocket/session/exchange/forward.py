@@ -107,8 +107,9 @@ class ForwardMerge:
         if names and self._early is not None:
             self._early |= {self._segment_of[name] for name in names}
             _log.warning(
-                "%s: the forward before this step read %s without calling the module that owns it, so it used "
-                "values without the other ranks' part. From now on received values are merged when a forward begins",
+                "%s: the forward before this step read %s without a call of its module, so it used values "
+                "without the other ranks' contributions. From now on received values are merged when a "
+                "forward begins",
                 self._exchange.opened.exchange.name,
                 some(names),
             )
