@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import hocket
-from hocket.cli.recommend_options import late_overrides
+from hocket.cli.recommend_options import late_ranks
 from hocket.delays import Delays
 from hocket.plan.advice import predict
 from hocket.plan.lateness import held_up_seconds
@@ -88,7 +88,8 @@ def main() -> None:
     parser.add_argument("--sides", nargs="*", choices=SIDES | IN_STAGES, metavar="SIDE")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    delays = load_run("sgd", late_overrides(None, None, options.late)).delays
+    late = [f"delays={late_ranks(options.late)!r}"] if options.late else []
+    delays = load_run("sgd", late).delays
     found = {}
     with hocket.join() as peer:
         placement = find_ranks(peer).placement

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from typing import TypeVar
 
 from hocket.errors import UserError, shortened
 
@@ -16,6 +17,8 @@ _PER_SECOND = {"us": 1e6, "ms": 1e3, "s": 1.0}
 _LONGEST_S = 60.0
 #: A bound on counts: more than any model has, and few enough to count its bytes.
 _MOST = 1e18
+
+T = TypeVar("T")
 
 #: The allowed forms, for errors.
 SECONDS = "a number with s, ms or us, such as 200ms"
@@ -69,12 +72,12 @@ def count(text: str) -> float:
     return number
 
 
-def read(option: str, parse: Callable[[str], float], text: str) -> float:
-    """Return the number that the text of a command's option means.
+def read(option: str, parse: Callable[[str], T], text: str) -> T:
+    """Return the value that the text of a command's option means.
 
     Args:
         option: the option's name, such as `--step`.
-        parse: one of this module's functions.
+        parse: one of this module's functions, or another that raises ValueError.
         text: the option's value.
 
     Raises:

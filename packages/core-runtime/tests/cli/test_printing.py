@@ -11,6 +11,7 @@ import pytest
 
 from hocket.cli.main import main
 from hocket.cli.streams import keep_streams
+from hocket.cli.table import show_table
 
 
 @contextlib.contextmanager
@@ -36,3 +37,14 @@ def test_every_command_prints_so(monkeypatch: pytest.MonkeyPatch) -> None:
         main()
         print("±")
     assert stream.errors == "hocket"
+
+
+def test_a_table_that_does_not_fit_is_turned(capsys: pytest.CaptureFixture[str]) -> None:
+    headers, row = ("exchange", "collective", "every", "sent"), ("parameters.0", "a" * 20, "step", "1 MB")
+    show_table(headers, [row], width=40, drawn=False)
+    expected = [f"{header:<10}  {cell}" for header, cell in zip(headers, row, strict=True)]
+    assert capsys.readouterr().out.splitlines() == expected
+    # Turning helps no table of many rows.
+    show_table(headers, [row] * 9, width=40, drawn=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line] == ["exchange", *["parameters.0"] * 9] * 2

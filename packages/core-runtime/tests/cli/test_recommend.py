@@ -151,6 +151,27 @@ def test_its_answer_is_fifteen_lines_of_eighty_columns(monkeypatch: pytest.Monke
     assert len(recommend(*SITUATION, "--bandwidth", "100mbit").splitlines()) <= 15
 
 
+def test_no_row_is_wider_than_seventy_nine_columns() -> None:
+    own = ("periodic_average", "synchronous_steps=100000", "parameters.0.every=20", "parameters.0.delay=5")
+    text = recommend(*own, *SITUATION, "--all", "--late", "1x300ms")
+    rows = table(text)
+    assert {"gossipgrad.agd_every_log", "periodic_average,", PLAIN} <= {*rows}
+    assert max(map(len, rows.values())) <= 79
+    whole = ", ".join(("periodic_average", "synchronous_steps=100000", "every=20", "delay=5", "from step"))
+    assert whole in " ".join(re.sub(r"(?m)^(.{33}).*$", r"\1", text).split())
+
+
+def test_ranks_of_one_host_have_no_link_between_them() -> None:
+    for given in ((), ("--bandwidth", "1mbit", "periodic_average", "parameters.0.every=30")):
+        text = recommend("--params", "25M", "--hosts", "1x4", "--step", "1ms", *given)
+        assert text.startswith("4 ranks on one host, 25.0 M parameters")
+        assert "bit/s" not in text
+    assert (
+        table(text)[PLAIN].split()[1]
+        == table(recommend("--params", "25M", "--hosts", "1x4", "--step", "1ms"))[PLAIN].split()[1]
+    )
+
+
 def test_a_row_is_marked_and_its_command_composes() -> None:
     text, told = recommend(*SITUATION, "--bandwidth", "100mbit"), Told(*SITUATION, "--bandwidth", "100mbit")
     [marked] = (name for name, line in table(text).items() if line.startswith("*"))
@@ -183,7 +204,8 @@ def advised(
 def advice_of(*rivals: AdvisedStrategy, by_accuracy: bool = False) -> Advice:
     """Compare strategies with plain allreduce."""
     plain = advised(PLAIN, PLAIN, about=RunSettings(changes="nothing"))
-    return Advice(SLOW, [plain, *rivals], by_accuracy)
+    rows = sorted((plain, *rivals), key=lambda row: row.prediction.step_s)
+    return Advice(SLOW, rows, by_accuracy)
 
 
 def averaging(
@@ -376,7 +398,7 @@ def test_it_takes_a_task_a_function_a_file_and_an_optimizer(
     assert "110 parameters" in recommend("--model", "mine:net", *given)
     file = tmp_path / "run.yaml"
     file.write_text("recipe: dpsgd\nranks: 4\ncompute: {step_s: 0.2}\n")
-    assert "200 ms of computing" in " ".join(recommend(str(file)).split())
+    assert "200 ms of computing" in " ".join(recommend(str(file), "--hosts", "4x1").split())
     adamw = recommend("task=digits", *given, "optimizer=adamw", "--late", "1x0.3", "--all")
     assert "late ranks: random_subset {count: 1, seconds: 0.3" in " ".join(adamw.split())
 
@@ -416,7 +438,7 @@ def test_it_measures_compressors(tmp_path: Path) -> None:
         (["--hosts", "2x1", "--late", "often"], "--late: got 'often'; allowed: 1x300ms"),
         (
             ["--hosts", "2x1", "--late", "1x300"],
-            "--late 1x300: got '300', which would be 300 seconds: write 300ms",
+            "--late: got '300', which would be 300 seconds: write 300ms",
         ),
         (["--hosts", "2x1", "--late", "1x3s@120%"], "delays.fraction: fraction is 1.2; allowed: 0 to 1"),
         (
@@ -446,8 +468,8 @@ def test_it_measures_compressors(tmp_path: Path) -> None:
             "2 ranks in 1 island of 2 cannot exchange anything",
         ),
         (
-            ["ranks=3", "--island", "2", "--params", "1M", "--step", "1"],
-            "island of 2 ranks: 3 ranks cannot be divided",
+            ["--hosts", "3x1", "--island", "2", "--params", "1M", "--step", "1"],
+            "island of 2 ranks: hosts of 1 ranks do not hold",
         ),
         (["nowhere", "--hosts", "2x1"], "there is no recipe 'nowhere'"),
     ],

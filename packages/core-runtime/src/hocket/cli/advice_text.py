@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from hocket.cli.plan_text import ASSUMED_OVERLAP, assumptions, ranks_of, title
@@ -18,9 +19,9 @@ _ASSUMED = (
     "measured cost. Costs were measured on other models (docs/atlas): measure yours with `hocket sweep` "
     "and `hocket compare`.",
 )
-#: Columns within which the answer takes 15 lines.
-_NARROW = 80
-_HEADERS = ("", "strategy", "step", "faster", "loss", "accuracy", "sent a step")
+#: Columns within which the answer takes 15 lines, and those of a strategy's name.
+_NARROW, _NAME = 80, 30
+_HEADERS = ("", "strategy", "step", "faster", "against sgd", "sent/step")
 
 
 def show_advice(advice: Advice, rows: Sequence[AdvisedStrategy], absent: int) -> None:
@@ -31,62 +32,57 @@ def show_advice(advice: Advice, rows: Sequence[AdvisedStrategy], absent: int) ->
         rows: the rows of the table.
         absent: number of packages with recipes that are not installed.
     """
-    head = [*_head(advice)]
-    say(head, bullet="")
-    print()
-    show_table(_HEADERS, [_cells(advice, row) for row in rows], numbers=_HEADERS[2:])
-    if len(head[0]) <= _NARROW:  # else the lines above are one more
-        print()
-    error = f"Known error {ERROR} x{'' if advice.packs else ', compressing left out'}"
-    below = [f"{error}; DDP is as fast {_level(advice, advice.best)}."]
-    if advice.best is advice.plain:
-        best = f"Plain allreduce (agd, DDP) is best here: nothing measured is {CLOSE - 1:.0%} faster."
-        below = [best, f"{error}."]
-    else:
-        strategies = f"strategy=agd,{advice.best.spelled}"
-        say_command("Try first: ", f"hocket sweep --script train.py -n {advice.situation.ranks}", strategies)
-    if any(row.about.loss_percent is not None for row in rows):
-        outer = any(each.outer for row in rows for each in row.strategy.exchanges)
-        helps = "; synchronous_steps=N helps DiLoCo" if outer else " (docs/atlas)"
-        below.append(f"Loss and accuracy: from scratch, against sgd{helps}.")
-    missing = f"; not installed: {absent} packages (hocket plugins)" if absent else ""
-    say([*below, f"More: --explain, --all, --json{missing}"], bullet="")
-
-
-def _head(advice: Advice) -> Iterator[str]:
-    settings, plain = advice.situation.settings, advice.plain.prediction
-    costs, network = advice.situation.plan(advice.plain.strategy), settings.network
+    settings, plain, best = advice.situation.settings, advice.plain, advice.best
+    costs = advice.situation.plan(plain.strategy)
+    link = f", {format_bits_per_second(settings.network.bandwidth_bits_per_s)}"
     late = "" if settings.delays is None else f"; late ranks: {title(settings.delays)}"
-    yield (
-        f"{ranks_of(settings, advice.situation.placement)}, {format_bits_per_second(network.bandwidth_bits_per_s)}, "
+    head = (
+        f"{ranks_of(settings, advice.situation.placement)}{' on one host' if advice.on_one_host else link}, "
         f"{format_count(costs.num_parameters)} parameters ({format_bytes(costs.model_bytes)}), "
         f"{format_seconds(settings.compute.step_s)} of computing{late}"
     )
-    waits = (plain.exposed_s + plain.held_up_s) / plain.step_s
-    step = format_seconds(plain.step_s)
-    yield f"Plain allreduce (DDP) is predicted to take {step} a step, {waits:.0%} of it waiting."
+    step_s = plain.prediction.step_s
+    waits = (plain.prediction.exposed_s + plain.prediction.held_up_s) / step_s
+    takes = f"Plain allreduce (DDP) is predicted to take {format_seconds(step_s)} a step, {waits:.0%} of it waiting."
+    say([head, takes], bullet="")
+    print()
+    show_table(_HEADERS, [_cells(advice, row) for row in rows], numbers=_HEADERS[2:], drawn=False)
+    if len(head) <= _NARROW:  # else the lines above are one more
+        print()
+    if best is plain:
+        print(f"Plain allreduce (agd, DDP) is best here: nothing measured is {CLOSE - 1:.0%} faster.")
+    else:
+        strategies = f"strategy=agd,{best.spelled}"
+        say_command("Try first: ", f"hocket sweep --script train.py -n {advice.situation.ranks}", strategies)
+        print("Costs were measured from scratch; synchronous_steps=N lowers DiLoCo's.")
+    left_out = "" if any(row.prediction.packing_s for row in rows) else ", compressing left out"
+    missing = f"; not installed: {absent} packages (hocket plugins)" if absent else ""
+    error = f"Predicted within {ERROR} x{left_out}{_level(advice, best)}."
+    say([error, f"More: --explain, --all, --json{missing}"], bullet="")
 
 
 def _cells(advice: Advice, row: AdvisedStrategy) -> tuple[str, ...]:
-    faster, about = advice.faster(row), row.about
-    costs = {" %": about.loss_percent, " pts": about.accuracy_points}
+    loss, accuracy = row.about.loss_percent, row.about.accuracy_points
+    cost = "not measured" if accuracy is None else f"accuracy {accuracy:+.1f}"
+    if loss is not None and not (advice.by_accuracy and accuracy is not None):
+        cost = f"loss {loss:+.1f} %"
     return (
         "*" if row is advice.best else "",
-        row.name,
+        textwrap.fill(row.name, _NAME, subsequent_indent="  ", break_on_hyphens=False),
         format_seconds(row.prediction.step_s),
-        f"{faster:.0f} x" if faster >= 10 else f"{faster:.1f} x",
-        *(
-            "same" if is_exact(about) else "?" if cost is None else f"{cost:+.1f}{unit}"
-            for unit, cost in costs.items()
-        ),
+        f"{advice.faster(row):,.1f} x",
+        "same" if is_exact(row.about) else cost,
         format_bytes(row.prediction.bytes_per_step),
     )
 
 
 def _level(advice: Advice, row: AdvisedStrategy) -> str:
-    """Return the bandwidth from which plain allreduce is as fast as a row, as text."""
+    """Return the bandwidth from which plain allreduce is as fast as a row, as text; empty where there is no link."""
+    if row is advice.plain or advice.on_one_host:
+        return ""
     level = advice.least_bandwidth(row)
-    return "on no network" if level is None else f"from {format_bits_per_second(level)} on"
+    bandwidths = "on no network" if level is None else f"from {format_bits_per_second(level)}"
+    return f"; DDP is as fast {bandwidths}"
 
 
 def _notes(row: AdvisedStrategy) -> list[str]:
@@ -104,17 +100,12 @@ def show_explanation(advice: Advice, rows: Sequence[AdvisedStrategy], left: Mapp
         left: reasons by the names of strategies that are left out.
     """
     for row in rows:
-        costs, level = (
-            row.prediction,
-            "" if row is advice.plain else f"; agd is as fast {_level(advice, row)}",
-        )
+        costs = row.prediction
         parts = {"waits": costs.exposed_s, "is held up": costs.held_up_s, "compresses": costs.packing_s}
         times = ", ".join(f"{what} for {format_seconds(time)}" for what, time in parts.items() if time)
+        memory = f"a step {times or 'only computes'}; buffers take {format_bytes(costs.memory_bytes)}"
         print(f"\n{row.name}")
-        say(
-            [*_notes(row), f"a step {times}; buffers take {format_bytes(costs.memory_bytes)}{level}"],
-            bullet="  - ",
-        )
+        say([*_notes(row), memory + _level(advice, row)], bullet="  - ")
     print("\nLeft out:")
     say(f"{name}: {why}" for name, why in left.items())
     print("\nAssumed:")

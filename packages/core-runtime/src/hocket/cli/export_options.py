@@ -56,10 +56,11 @@ def export(
     model: str | None,
     max_shard_bytes: int | None,
 ) -> None:
-    """Write the model of a run, a checkpoint or an export for other programs.
+    """Write a run's model for other programs.
 
-    No ranks are started. From a checkpoint it writes the replicas' mean, with which `hocket resume` begins on another
-    number of ranks. `dcp` is the format of torch.distributed.checkpoint.
+    It reads a run's folder, a checkpoint or another export, and starts no ranks. From a checkpoint it writes the
+    replicas' mean, with which `hocket resume` begins on another number of ranks. `dcp` is the format of
+    torch.distributed.checkpoint.
 
     \b
     hocket export runs/mine --out model

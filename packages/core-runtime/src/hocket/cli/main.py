@@ -35,7 +35,13 @@ _OVERRIDES = click.argument(
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hocket")
 def cli() -> None:
-    """Communication strategies for distributed PyTorch training."""
+    """Communication strategies for distributed PyTorch training.
+
+    \b
+    hocket recommend --params 25M --hosts 4x1 --bandwidth 100mbit --step 500ms
+    hocket launch -n 4 train.py
+    hocket run diloco -n 4 --report
+    """
 
 
 @cli.command()
@@ -76,11 +82,12 @@ def run(
     \b
     hocket run sgd -n 4
     hocket run sgd --hosts a:4,b:4
-    hocket run periodic_average strategy.parameters.0.every=4 task=fashion_mnist -n 2
-    hocket run sgd 'optimizer={name: muon, rest: adamw}' accumulate=4 clip_grad_norm=1
+    hocket run periodic_average parameters.0.every=4 task=fashion_mnist -n 2
+    hocket run sgd 'optimizer={name: muon, rest: adamw}' accumulate=4
     hocket run sgd checkpoint.every=100 --out runs/mine; hocket resume runs/mine
     hocket run diloco --from runs/mine -n 4
-    hocket run agd -n 4 epochs=2 --print-config > mine.yaml; hocket run mine.yaml --dry-run
+    hocket run agd -n 4 epochs=2 --print-config > mine.yaml
+    hocket run mine.yaml --dry-run
     """
     if start_from is not None:
         overrides = (*overrides, f"start_from={json.dumps(str(start_from))}")
@@ -198,10 +205,10 @@ def plan(
     \b
     hocket plan agd -n 8
     hocket plan sgd hierarchical_sgd dpsgd --hosts 4x8 task.network=cnn
-    hocket plan sgd diloco -n 8 --params 25M --bandwidth 1gbit compute.step_s=200ms
+    hocket plan sgd diloco -n 8 --params 25M compute.step_s=200ms
     hocket plan diloco 'diloco parameters.0.every=20' -n 8
     hocket plan diloco dpsgd --hosts 4x8 --island 8 --params 7B
-    hocket plan dpsgd -n 16 --analysis --compare exponential --compare random_matching
+    hocket plan dpsgd -n 16 --analysis --compare random_matching
     """
     from hocket.cli.planning import plan_command
     from hocket.cli.planning_several import plan_several
@@ -232,15 +239,16 @@ def plan(
 @cli.command()
 @recommend_options
 def recommend(**options: Any) -> None:
-    """Name the strategies to try first for a model, its hosts and their network.
+    """Name the strategies to try first.
 
-    A strategy of your own (a file, a run, or a recipe with other settings) becomes one of the rows.
+    The answer is for a model, its hosts and their network. A strategy of your own (a file, a run, or a recipe with
+    other settings) becomes one of the rows.
 
     \b
     hocket recommend --params 25M --hosts 8x1 --bandwidth 1gbit --step 100ms
-    hocket recommend task=fashion_mnist --hosts 4x1 --bandwidth 100mbit --step 20ms --measure
-    hocket recommend runs/mine --hosts 8x1 --bandwidth 1gbit --step 100ms --late 1x300ms@10%
-    hocket recommend diloco parameters.0.every=30 --params 25M --hosts 8x1 --step 100ms
+    hocket recommend task=fashion_mnist --hosts 4x1 --step 20ms --measure
+    hocket recommend runs/mine --hosts 8x1 --late 1x300ms@10%
+    hocket recommend mine.yaml --params 25M --hosts 8x1 --step 100ms
     """
     from hocket.cli.recommending import recommend_command
 
@@ -276,7 +284,7 @@ def compare(
 
     \b
     hocket compare runs/sgd runs/agd --target accuracy=0.95
-    hocket compare runs --metric valid_loss --metric overlap_share --out comparison
+    hocket compare runs --metric valid_loss --metric overlap_share --out figures
     """
     from hocket.cli.comparing import compare_command
 
@@ -318,7 +326,7 @@ def sweep(
 
     \b
     hocket sweep sgd strategy=sgd,agd,dpsgd seed=0,1,2 -n 4
-    hocket sweep sgd 'strategy=sgd,mine.yaml,dpsgd parameters.0.every=4' seed=0,1,2
+    hocket sweep sgd 'strategy=sgd,mine.yaml,dpsgd parameters.0.every=4' seed=0,1
     hocket sweep mine.yaml optimizer.lr=0.1,0.2 batch_size=32,64 --jobs 2
     hocket sweep --script train.py strategy=agd,diloco seed=0,1 -n 4
     """

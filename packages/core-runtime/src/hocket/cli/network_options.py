@@ -22,7 +22,9 @@ _LONGEST_LATENCY_S = 1.0
 GivenModel = tuple[str, "nn.Module"]
 
 
-def setting_option(option: str, key: str, reader: Callable[[str], float], metavar: str, words: str) -> Option:
+def setting_option(
+    option: str, key: str, reader: Callable[[str], object], metavar: str, words: str
+) -> Option:
     """Return an option for a quantity that is a setting of a run; its command gets a list of overrides.
 
     Args:

@@ -11,7 +11,7 @@ from hocket.cli.click_parts import Folder
 
 @click.group()
 def new() -> None:
-    """Create files to start from."""
+    """Create the files of a new plugin."""
 
 
 @new.command("plugin")

@@ -9,26 +9,23 @@ import click
 from hocket.cli.click_parts import Command, add_options
 from hocket.cli.network_options import network_options, setting_option
 from hocket.cli.rank_options import island_option
-from hocket.errors import UserError
-from hocket.quantities import read, seconds
+from hocket.quantities import seconds
 
 
-def late_overrides(_context: object, _parameter: object, text: str | None) -> list[str]:
-    """Return a text such as 1x300ms@10% as overrides of a run's file.
+def late_ranks(text: str) -> dict[str, object]:
+    """Return the delays that a text such as 1x300ms@10% means.
 
     Raises:
-        UserError: the text has another form.
+        ValueError: the text has another form.
     """
-    if text is None:
-        return []
     found = re.fullmatch(r"(\d+)x([^@]+)(?:@(\d+\.?\d*)%)?", text)
     if found is None:
-        allowed = (
+        forms = (
             "1x300ms (one rank, another in each step, is 0.3 s late) or 1x300ms@10% (in a tenth of the steps)"
         )
-        raise UserError(f"--late: got {text!r}; allowed: {allowed}")
-    late_s, fraction = read(f"--late {text}", seconds, found[2]), float(found[3] or 100) / 100
-    return [f"delays={{name: random_subset, count: {found[1]}, seconds: {late_s!r}, fraction: {fraction!r}}}"]
+        raise ValueError(f"got {text!r}; allowed: {forms}")
+    late_s, fraction = seconds(found[2]), float(found[3] or 100) / 100
+    return {"name": "random_subset", "count": int(found[1]), "seconds": late_s, "fraction": fraction}
 
 
 _OPTIONS = (
@@ -40,11 +37,12 @@ _OPTIONS = (
     ),
     island_option,
     setting_option("--step", "compute.step_s", seconds, "200ms", "Computing time of a step."),
-    click.option(
+    setting_option(
         "--late",
-        callback=late_overrides,
-        metavar="1x300ms[@10%]",
-        help="Late ranks: in each step (or in 10 % of the steps), one random rank is 300 ms late.",
+        "delays",
+        late_ranks,
+        "1x300ms[@10%]",
+        "Late ranks: in each step (or in 10 % of the steps), one random rank is 300 ms late.",
     ),
     click.option("--measure", is_flag=True, help="Measure the time of compressing on this machine."),
     click.option(

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -21,9 +21,10 @@ from hocket.config.source import OF_STRATEGIES, SLOTS, based_on, parse_override
 from hocket.errors import HocketError, UserError
 from hocket.launch.hosts import parse_hosts
 from hocket.plan.advice import UNMEASURED, Advice, AdvisedStrategy, is_measured, predict
+from hocket.plan.links import WITHIN_A_HOST
 from hocket.plan.packing_time import packing_seconds
 from hocket.plan.situation import TrainingSituation
-from hocket.plugin import Registry, default_registry
+from hocket.plugin import default_registry
 from hocket.plugin.discovery import KNOWN_WORDS, TASKS
 from hocket.results import CONFIG, SUMMARY
 from hocket.results.history import read_summary
@@ -56,19 +57,18 @@ def recommend_command(
     Raises:
         UserError: a wrong argument or option.
     """
-    registry = default_registry()
-    asked = Asked(registry, words, [*chain(*settings.values())], measure, everything)
+    asked = Asked(words, [*chain(*settings.values())])
     situation = asked.situation(params, model, hosts)
-    strategies, left = asked.strategies(situation)
+    strategies, left = asked.strategies(situation, measure, everything)
     by_accuracy = asked.names("optimizer") and asked.base.optimizer.class_name == "sgd"
-    advice = Advice(situation, strategies, by_accuracy, measure)
-    absent = [f"hocket-{word}" for word in KNOWN_WORDS if word not in (TASKS, *registry.installed())]
+    advice = Advice(situation, strategies, by_accuracy)
+    absent = [f"hocket-{word}" for word in KNOWN_WORDS if word not in (TASKS, *asked.registry.installed())]
     rows = advice.rows if everything else advice.shown()
     if in_json:
         print(json.dumps(as_json(advice, left), indent=1))
-    else:
-        show_advice(advice, rows, len(absent))
-    if explain and not in_json:
+        return
+    show_advice(advice, rows, len(absent))
+    if explain:
         show_explanation(advice, rows, left | dict.fromkeys(absent, "not installed"))
 
 
@@ -82,35 +82,23 @@ class Asked:
         of_run: overrides of the run that all strategies get.
         params: number of parameters of a script's run, as text; None for others.
         base: the run with synchronous SGD.
-        measure: measure the computing of compressors.
-        everything: compare recipes of unmeasured cost, too.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        words: Sequence[str],
-        settings: Sequence[str],
-        measure: bool,
-        everything: bool,
-    ) -> None:
+    def __init__(self, words: Sequence[str], settings: Sequence[str]) -> None:
         """Read the run.
 
         Args:
-            registry: of the recipes.
             words: a recipe, or a run's file or folder, and overrides.
             settings: further overrides.
-            measure, everything: as the attributes.
 
         Raises:
             UserError: the run cannot be read, or an override is wrong.
         """
-        self.measure, self.everything = measure, everything
         targets = [word for word in words if "=" not in word or os.path.exists(word)]
         if len(targets) > 1:
             raise UserError(f"{' and '.join(targets)}: name one recipe, file or run, or none")
         overrides = [*(word for word in words if word not in targets), *settings]
-        self.registry, self.target, self.params = registry, next(iter(targets), None), None
+        self.registry, self.target, self.params = default_registry(), next(iter(targets), None), None
         if targets and os.path.isfile(Path(targets[0], CONFIG)):
             self.target, self.params, measured = _of_folder(Path(targets[0]))
             overrides = [*measured, *overrides]
@@ -119,7 +107,7 @@ class Asked:
         self.of_run = [each for each in overrides if each not in self.of_strategy]
         if self.of_strategy and not self.target:
             raise UserError(f"{self.of_strategy[0]} changes one strategy: name a recipe or a file before it")
-        load_run(self.target or "sgd", overrides, registry=registry)
+        load_run(self.target or "sgd", overrides, registry=self.registry)
         self.base = self._run("sgd")
 
     def _run(self, strategy: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -137,17 +125,17 @@ class Asked:
         Raises:
             UserError: an option is wrong or missing.
         """
-        if hosts is None and self.base.ranks is None:
+        if hosts is None:
             raise UserError("--hosts is missing: name the ranks' hosts, such as 8x1 for 8 hosts of one rank")
-        on_hosts = [host.ranks for host in parse_hosts(hosts)] if hosts else []
-        ranks, island = sum(on_hosts) or self.base.ranks or 0, self.base.island
-        base = replace(self.base, ranks=ranks)
-        base.check_size(ranks)
-        placement = placed(base, on_hosts or [island.ranks] * (ranks // island.ranks))
+        placement = placed(self.base, [host.ranks for host in parse_hosts(hosts)])
+        base = replace(self.base, ranks=placement.size * self.base.island.ranks)
+        base.check_size(base.ranks)
         if placement.size < 2:
             raise UserError(
-                f"--hosts: {island.count(ranks)} cannot exchange anything: name two or more hosts"
+                f"--hosts: {base.island.count(base.ranks)} cannot exchange anything: name two or more hosts"
             )
+        if len({*placement.hosts}) == 1:
+            base = replace(base, network=WITHIN_A_HOST)
         given = model_asked(params or (None if model else self.params), model)
         if given is None and not self.names("task"):
             raise UserError(
@@ -160,8 +148,15 @@ class Asked:
             )
         return situation_of(base, check_run(base), placement, given)
 
-    def strategies(self, situation: TrainingSituation) -> tuple[list[AdvisedStrategy], dict[str, str]]:
+    def strategies(
+        self, situation: TrainingSituation, measure: bool, everything: bool
+    ) -> tuple[list[AdvisedStrategy], dict[str, str]]:
         """Return the strategies to compare, and the reasons by name of recipes that are left out.
+
+        Args:
+            situation: the situation.
+            measure: measure the computing of compressors.
+            everything: compare recipes of unmeasured cost, too.
 
         Raises:
             HocketError: the user's own strategy does not work here.
@@ -171,33 +166,28 @@ class Asked:
         self.registry.load_installed()
         for recipe in self.registry.recipes():
             try:
-                if about := self._about(recipe.name):
-                    found += self._advised(recipe.name, about.measured_with, situation, about)
+                about = load_run(recipe.name, registry=self.registry)
+                if everything or is_measured(about):
+                    found.append(self._advised(recipe.name, about.measured_with, situation, measure, about))
             except HocketError as error:
                 package = re.search(r"plugin '(\w+)' is not installed", str(error))
                 left[recipe.name] = f"needs hocket-{package[1]}" if package else str(error)
-        for own in self._advised(self.target, self.of_strategy, situation) if self.target else ():
-            same = [each for each in found if each.strategy == own.strategy] or [own]
-            found = [each for each in found if each not in same]
-            found += [replace(each, is_own=True) for each in same]
-        return found, left
-
-    def _about(self, name: str) -> RunConfig | None:
-        """Return a recipe's own settings, with the costs that hold here; None if it is not one to compare."""
-        about = load_run(name, registry=self.registry)
-        if not (self.everything or is_measured(about)):
-            return None
-        needed = about.optimizer.class_name
-        if needed in (*_USUAL, self.base.optimizer.class_name):
-            return about
-        if not self.everything:
-            raise UserError(f"it needs another optimizer: give optimizer={needed}")
-        return replace(about, loss_percent=None, accuracy_points=None)
+        if self.target:
+            own = self._advised(self.target, self.of_strategy, situation, measure)
+            rows = [row for row in found if row.strategy == own.strategy] or [own]
+            found = [row for row in found if row not in rows] + [replace(row, is_own=True) for row in rows]
+        exchanging = (row for row in found if row.strategy.exchanges)
+        return sorted(exchanging, key=lambda row: row.prediction.step_s), left
 
     def _advised(
-        self, target: str, with_: Sequence[str], situation: TrainingSituation, about: RunSettings = UNMEASURED
-    ) -> Iterator[AdvisedStrategy]:
-        """Yield a strategy that works here, with its prediction, unless it exchanges nothing.
+        self,
+        target: str,
+        with_: Sequence[str],
+        situation: TrainingSituation,
+        measure: bool,
+        about: RunSettings = UNMEASURED,
+    ) -> AdvisedStrategy:
+        """Return a strategy with its prediction.
 
         Raises:
             HocketError: it does not work here; gives the reason, and the setting with which it would, if there is one.
@@ -209,20 +199,19 @@ class Asked:
                 raise UserError(
                     f"engine {engine.name} is not supported by `hocket recommend`: use `hocket plan`"
                 )
-        if not last.strategy.exchanges:
-            return
+        if (needed := about.optimizer.class_name) not in (*_USUAL, self.base.optimizer.class_name):
+            raise UserError(f"it needs another optimizer: give optimizer={needed}")
         check_run(replace(run, strategy=last.strategy))
         if about is not UNMEASURED and (idle := situation.idle(last.strategy)):
             raise UserError(f"no two ranks take part in {idle}, so a simpler strategy does the same")
-        costs = situation.plan(last.strategy)
-        held_up_s = situation.held_up_seconds(costs)
-        packing_s = packing_seconds(costs) if self.measure else 0.0
-        prediction = predict(costs, situation.settings.compute.step_s, held_up_s, packing_s)
         file = Path(target)
         keys = [re.sub(r"^[^=]*\.", "", each) for each in with_]
         name = ", ".join([file.parent.name if file.name == CONFIG else file.name, *keys])
         name += f", from step {last.step} on" * (last.step > 0)
-        yield AdvisedStrategy(name, " ".join([target, *with_]), last.strategy, prediction, about)
+        costs = situation.plan(last.strategy)
+        step_s, held_up_s = situation.settings.compute.step_s, situation.held_up_seconds(costs)
+        prediction = predict(costs, step_s, held_up_s, packing_seconds(costs) if measure else 0.0)
+        return AdvisedStrategy(name, " ".join([target, *with_]), last.strategy, prediction, about)
 
 
 def _of_folder(folder: Path) -> tuple[str | None, str | None, list[str]]:
@@ -241,9 +230,7 @@ def _of_folder(folder: Path) -> tuple[str | None, str | None, list[str]]:
     if not is_of_script(config):
         return str(folder / CONFIG), None, overrides
     if not summary:
-        raise UserError(
-            f"{folder}: the script's run has not ended, so its steps and its model's size are not known"
-        )
+        raise UserError(f"{folder}: the script's run has not ended: give --params and --step, and no folder")
     ranks = config["ranks"]
-    overrides += [f"ranks={ranks}", *island_overrides(ranks // summary.get("islands", ranks))]
+    overrides += island_overrides(ranks // summary.get("islands", ranks))
     return None, str(summary["parameters"]), overrides

@@ -20,6 +20,7 @@ def show_table(
     *,
     numbers: Sequence[str] = (),
     width: int | None = None,
+    drawn: bool | None = None,
 ) -> None:
     """Print a table.
 
@@ -27,14 +28,21 @@ def show_table(
         headers: the columns' names.
         rows: the rows' cells, one for each column.
         numbers: the columns that are aligned at the right.
-        width: the most characters of a line; columns that do not fit follow in further tables, with the first column
-            repeated. None for the terminal's width, and for no limit elsewhere.
+        width: the most characters of a line; a table that does not fit is turned, if that helps, so that each row
+            becomes a column. Columns that do not fit follow in further tables, with the first column repeated. None
+            for the terminal's width, and for no limit elsewhere.
+        drawn: draw lines; None where the output is a terminal.
     """
-    drawn = sys.stdout.isatty()
+    drawn = sys.stdout.isatty() if drawn is None else drawn
     if width is None and drawn:
         width = shutil.get_terminal_size().columns
     lines = [list(headers), *map(list, rows)]
-    for place, part in enumerate(_parts(lines, width, _DRAWN_GAP if drawn else _PLAIN_GAP)):
+    gap = _DRAWN_GAP if drawn else _PLAIN_GAP
+    parts = _parts(lines, width, gap)
+    turned = _parts([list(column) for column in zip(*lines, strict=True)], width, gap)
+    if len(turned) < len(parts):
+        parts, numbers = turned, ()
+    for place, part in enumerate(parts):
         if place and not drawn:
             print()
         (_show_rich if drawn else _show_plain)(part[0], part[1:], numbers)

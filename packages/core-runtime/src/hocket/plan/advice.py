@@ -112,19 +112,18 @@ class Advice:
 
     Attributes:
         situation: the situation.
-        rows: the strategies, one of which is plain allreduce; the fastest first.
+        rows: the strategies, the fastest first; one of them is plain allreduce.
         by_accuracy: compare measured costs by the accuracy of SGD, in place of the loss of AdamW.
-        packs: whether predictions contain the time that compressors compute.
     """
 
     situation: TrainingSituation
     rows: Sequence[AdvisedStrategy]
     by_accuracy: bool = False
-    packs: bool = False
 
-    def __post_init__(self) -> None:
-        rows = sorted(self.rows, key=lambda row: (row.prediction.step_s, self._cost(row)))
-        object.__setattr__(self, "rows", rows)
+    @property
+    def on_one_host(self) -> bool:
+        """Whether messages pass through a host's memory, and no link."""
+        return len({*self.situation.placement.hosts}) == 1
 
     @property
     def plain(self) -> AdvisedStrategy:
@@ -145,11 +144,11 @@ class Advice:
     def shown(self, most: int = ROWS) -> list[AdvisedStrategy]:
         """Return plain allreduce, the user's own strategies, and of each family the cheapest that is faster."""
         # A family is a plugin, or a recipe of core.
-        families = {re.split("[., ]", row.name)[0]: row.name for row in reversed(self._cheapest_first())}
-        own = [row.name for row in self.rows if row.is_own]
-        cheapest = [row.name for row in self.rows if row.name in families.values()]
-        chosen = [*dict.fromkeys((self.plain.name, self.best.name, *own, *cheapest))][:most]
-        return [row for row in self.rows if row.name in chosen]
+        families = {re.split("[., ]", row.name)[0]: row for row in reversed(self._cheapest_first())}
+        own = [row for row in self.rows if row.is_own]
+        cheapest = [row for row in self.rows if row in families.values()]
+        chosen = [self.plain, self.best, *own, *cheapest]
+        return [row for row in self.rows if row.name in [*dict.fromkeys(each.name for each in chosen)][:most]]
 
     def _cost(self, row: AdvisedStrategy) -> float:
         return measured_cost(row.about, self.by_accuracy)
