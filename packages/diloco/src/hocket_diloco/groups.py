@@ -28,9 +28,10 @@ class Groups:
     lengths: Array
 
     @classmethod
-    def of(cls, runs: Sequence[tuple[int, int]]) -> Groups:
+    def of(cls, runs: Sequence[tuple[int, int]] | Array) -> Groups:
         """Return the groups of pairs (start, length), those without an element left out."""
-        pairs = np.array([run for run in runs if run[1]], np.int64).reshape(-1, 2)
+        pairs = np.asarray(runs, np.int64).reshape(-1, 2)
+        pairs = pairs[pairs[:, 1] > 0]
         return cls(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
 
 
@@ -44,19 +45,13 @@ def tensors_of(spans: tuple[ParameterSpan, ...]) -> Groups:
 @lru_cache(maxsize=1024)
 def rows_of(spans: tuple[ParameterSpan, ...]) -> Groups:
     """Return a group for each first index of a matrix or more, and for each vector."""
-    return Groups.of(
-        [
-            run
-            for span in spans
-            for run in _runs(span, math.prod(span.shape[1:]) if len(span.shape) > 1 else span.numel)
-        ]
-    )
+    return _cut(spans, lambda span: math.prod(span.shape[1:]) if len(span.shape) > 1 else span.numel)
 
 
 @lru_cache(maxsize=1024)
 def runs_of(spans: tuple[ParameterSpan, ...], length: int) -> Groups:
     """Return groups of so many elements of a parameter each; its last has what is left."""
-    return Groups.of([run for span in spans for run in _runs(span, length)])
+    return _cut(spans, lambda _span: length)
 
 
 def sides_of(span: ParameterSpan, longest: int) -> tuple[int, int]:
@@ -81,15 +76,18 @@ def _divisor(length: int, longest: int) -> int:
 @lru_cache(maxsize=1024)
 def tiles_of(spans: tuple[ParameterSpan, ...], longest: int) -> Groups:
     """Return a group for each tile, where they lie one after the other in a parameter's place."""
-    return Groups.of(
-        [run for span in spans if span.numel for run in _runs(span, math.prod(sides_of(span, longest)))]
-    )
+    return _cut(spans, lambda span: math.prod(sides_of(span, longest)))
 
 
-def _runs(span: ParameterSpan, length: int) -> list[tuple[int, int]]:
-    if not length:
-        return []
-    return [(first, min(length, span.stop - first)) for first in range(span.start, span.stop, length)]
+def _cut(spans: Sequence[ParameterSpan], length_of: Callable[[ParameterSpan], int]) -> Groups:
+    """Return groups of `length_of` elements of each parameter; its last has what is left."""
+    runs = [np.empty((0, 2), np.int64)]
+    for span in spans:
+        if span.numel:
+            length = length_of(span)
+            starts = np.arange(span.start, span.stop, length)
+            runs.append(np.stack([starts, np.minimum(length, span.stop - starts)], axis=1))
+    return Groups.of(np.concatenate(runs))
 
 
 def keys_of(values: Array) -> tuple[Array, Any, Any]:
