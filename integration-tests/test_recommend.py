@@ -30,6 +30,13 @@ def test_it_fits_a_screen(bandwidth: str, more: tuple[str, ...], monkeypatch: py
     assert len([line for line in lines if line.startswith("*")]) == 1
 
 
+def test_the_row_of_every_recipe_fits_seventy_nine_columns() -> None:
+    lines = recommend("--bandwidth", "100mbit", "--all").splitlines()
+    rows = lines[3 : lines.index("", 3)]
+    assert len(rows) > 30
+    assert max(map(len, rows)) <= 79
+
+
 def test_families_stand_side_by_side() -> None:
     lines = [line.lstrip("* ") for line in recommend("--bandwidth", "100mbit").splitlines()[4:9]]
     families = [line.split()[0].partition(".")[0].rstrip(",") for line in lines]

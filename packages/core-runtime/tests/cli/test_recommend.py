@@ -153,9 +153,9 @@ def test_its_answer_is_fifteen_lines_of_eighty_columns(monkeypatch: pytest.Monke
 
 def test_no_row_is_wider_than_seventy_nine_columns() -> None:
     own = ("periodic_average", "synchronous_steps=100000", "parameters.0.every=20", "parameters.0.delay=5")
-    text = recommend(*own, *SITUATION, "--all", "--late", "1x300ms")
+    text = recommend(*own, *SITUATION)
     rows = table(text)
-    assert {"gossipgrad.agd_every_log", "periodic_average,", PLAIN} <= {*rows}
+    assert {"periodic_average,", PLAIN} <= {*rows}
     assert max(map(len, rows.values())) <= 79
     whole = ", ".join(("periodic_average", "synchronous_steps=100000", "every=20", "delay=5", "from step"))
     assert whole in " ".join(re.sub(r"(?m)^(.{33}).*$", r"\1", text).split())
