@@ -77,7 +77,7 @@ def _cells(advice: Advice, row: AdvisedStrategy) -> tuple[str, ...]:
 
 
 def _level(advice: Advice, row: AdvisedStrategy) -> str:
-    """Return the bandwidth from which plain allreduce is as fast as a row, as text; empty where there is no link."""
+    """Return the bandwidth from which plain allreduce is as fast as a row; empty on one host."""
     if row is advice.plain or advice.on_one_host:
         return ""
     level = advice.least_bandwidth(row)

@@ -122,7 +122,7 @@ class Advice:
 
     @property
     def on_one_host(self) -> bool:
-        """Whether messages pass through a host's memory, and no link."""
+        """True if messages pass through a host's memory alone."""
         return len({*self.situation.placement.hosts}) == 1
 
     @property
