@@ -21,7 +21,6 @@ from hocket.cli.sweeping_scripts import _RunOfScript
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.comparison.record import read_record
 from hocket.errors import AttachError, UserError
-from hocket.plugin import default_registry
 from hocket.results.history import read_rows
 from hocket.results.script import OUT, STRATEGY
 from hocket.session import script_run
@@ -236,8 +235,8 @@ def test_a_script_is_advised_by_its_run(tmp_path: Path) -> None:
     run(tmp_path / "a", 2)
     summary = read_record(tmp_path / "a", "a").summary
     assert summary is not None
-    asked = Asked(default_registry(), [str(tmp_path / "a"), "seed=3"], [], False, False)
-    assert (asked.target, asked.params, asked.base.ranks, asked.base.seed) == (None, "10", 2, 3)
+    asked = Asked([str(tmp_path / "a"), "seed=3"], [])
+    assert (asked.target, asked.params, asked.base.seed) == (None, "10", 3)
     computing_s = summary["seconds"] * (1 - summary["exposed_wait_fraction"]) / 2
     assert asked.base.compute.step_s == pytest.approx(computing_s)
 
