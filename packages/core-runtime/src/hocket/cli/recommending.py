@@ -128,11 +128,12 @@ class Asked:
         if hosts is None:
             raise UserError("--hosts is missing: name the ranks' hosts, such as 8x1 for 8 hosts of one rank")
         placement = placed(self.base, [host.ranks for host in parse_hosts(hosts)])
-        base = replace(self.base, ranks=placement.size * self.base.island.ranks)
-        base.check_size(base.ranks)
+        ranks = placement.size * self.base.island.ranks
+        base = replace(self.base, ranks=ranks)
+        base.check_size(ranks)
         if placement.size < 2:
             raise UserError(
-                f"--hosts: {base.island.count(base.ranks)} cannot exchange anything: name two or more hosts"
+                f"--hosts: {base.island.count(ranks)} cannot exchange anything: name two or more hosts"
             )
         if len({*placement.hosts}) == 1:
             base = replace(base, network=WITHIN_A_HOST)
