@@ -6,13 +6,15 @@ import argparse
 import contextlib
 import ctypes
 import json
+import math
 import os
+import select
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -26,6 +28,10 @@ from netlab_lab.system import NetlabError, check_system
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds that a command may take to end by itself after a request.
 _ENDING_TIMEOUT_S = 10.0
+# Between looks at the links, for a command that sends nothing any more.
+_LOOK_EVERY_S = 1.0
+#: The status of a command that was ended so, as timeout(1) has it.
+_STALLED = 124
 _PR_SET_PDEATHSIG = 1
 
 _EXAMPLES = """\
@@ -87,6 +93,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         action="store_true",
         help="ranks find RANK, MASTER_ADDR, ... and nothing of mpiexec: transport torch",
     )
+    run.add_argument(
+        "--limit",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="end the command if no byte crosses a link for so long, as its mpiexec may hang (default: 600)",
+    )
     run.add_argument("--report", type=Path, metavar="FILE", help="write the counts there too, as JSON")
     run.add_argument("command", nargs="*", metavar="-- COMMAND")
     run.set_defaults(action=_run)
@@ -113,6 +126,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     elif options.command or not command:
         parser.error("write `--` and then the command")
     options.command = command
+    if "limit" in options and not options.limit > 0:
+        parser.error("--limit must be more than 0")
     if options.latency is not None:
         parser.error(
             "there is no --latency: it takes the kernel's netem queue, which many kernels are built without"
@@ -147,7 +162,8 @@ def _run(options: argparse.Namespace) -> int:
         rank = by_environment(options.command) if options.env else options.command
         command = mpiexec_command(mpiexec, lab, ranks, shlex.split(options.mpi), rank)
         before, start_s = lab.traffic(), time.monotonic()
-        status = _wait(lab.inside(0, command), signal.SIGTERM, apart=True)
+        limit_s = options.limit if min(ranks, lab.hosts) > 1 else math.inf
+        status = _wait(lab.inside(0, command), signal.SIGTERM, apart=True, stalled=_silence(lab, limit_s))
         seconds = time.monotonic() - start_s
         counted = [now - then for now, then in zip(lab.traffic(), before, strict=True)]
         _report(lab, ranks, seconds, counted, status)
@@ -156,6 +172,26 @@ def _run(options: argparse.Namespace) -> int:
             found = {"lab": lab.key, "rate": lab.rate, "ranks": ranks, "seconds": seconds, "status": status}
             options.report.write_text(json.dumps({**found, "hosts": hosts}, indent=2) + "\n")
     return status
+
+
+def _silence(lab: Lab, limit_s: float) -> Callable[[], bool]:
+    """Return a function that returns whether no byte has crossed a lab's links for `limit_s`, and says so."""
+    traffic, since_s = lab.traffic(), time.monotonic()
+
+    def lasts() -> bool:
+        nonlocal traffic, since_s
+        if time.monotonic() - since_s < limit_s:
+            return False
+        before, traffic, since_s = traffic, lab.traffic(), time.monotonic()
+        if traffic != before:
+            return False
+        _say(
+            f"no byte has crossed a link for {limit_s:g} s: the command was killed, as its mpiexec seems to hang. "
+            "`--limit SECONDS` allows longer pauses"
+        )
+        return True
+
+    return lasts
 
 
 def _share_cores(ranks: int) -> None:
@@ -208,7 +244,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise _Interrupted(number)
 
 
-def _wait(command: list[str], ending: signal.Signals, *, apart: bool = False) -> int:
+def _wait(
+    command: list[str],
+    ending: signal.Signals,
+    *,
+    apart: bool = False,
+    stalled: Callable[[], bool] = lambda: False,
+) -> int:
     """Run a command and return its exit status; end it when this process is interrupted or killed.
 
     Args:
@@ -216,6 +258,7 @@ def _wait(command: list[str], ending: signal.Signals, *, apart: bool = False) ->
         ending: the signal that it ends at.
         apart: in a process group of its own, which a terminal's Ctrl-C and keyboard do not reach: mpiexec takes
             a second signal for an order to leave its ranks alone.
+        stalled: returns whether the command is to be killed, as it does not end; asked once a second.
     """
 
     def end_with_parent() -> None:
@@ -227,7 +270,13 @@ def _wait(command: list[str], ending: signal.Signals, *, apart: bool = False) ->
         process_group=0 if apart else None,
         preexec_fn=end_with_parent,  # noqa: PLW1509 (no other thread runs that could hold a lock)
     )
+    end = os.pidfd_open(process.pid)
     try:
+        while not select.select([end], [], [], _LOOK_EVERY_S)[0]:
+            if stalled():
+                process.kill()
+                process.wait()
+                return _STALLED
         status = process.wait()
     except _Interrupted:
         process.send_signal(ending)
@@ -236,6 +285,8 @@ def _wait(command: list[str], ending: signal.Signals, *, apart: bool = False) ->
             process.wait(_ENDING_TIMEOUT_S)
         process.kill()
         raise
+    finally:
+        os.close(end)
     return 128 - status if status < 0 else status
 
 

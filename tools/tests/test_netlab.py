@@ -187,6 +187,13 @@ def test_the_exit_status_is_the_commands(action: tuple[str, ...]) -> None:
 
 
 @needs_hosts
+def test_a_command_that_sends_nothing_more_is_ended_with_a_line() -> None:
+    done = netlab("run", "--limit", "2", "--", "sleep", "90")
+    assert done.returncode == 124, done.stderr
+    assert "netlab: no byte has crossed a link for 2 s: the command was killed" in done.stderr
+
+
+@needs_hosts
 @pytest.mark.parametrize("action", [("run", "-n", "4"), ("exec", "0")])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_lab_leaves_nothing(action: tuple[str, ...], number: signal.Signals) -> None:

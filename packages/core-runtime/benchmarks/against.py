@@ -27,9 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from measuring import init_gloo, medians
-
-from hocket.cli.wanted_ranks import WantedRanks, launch_here
+from measuring import init_gloo, medians, start_ranks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -208,13 +206,7 @@ def main() -> None:
     for transport in [given.transport] if given.transport else ["torch", "mpi"][: 1 + has_mpi]:
         program = [sys.executable, __file__, "--rank", "--transport", transport, "--only", *only]
         for size in given.ranks if set(only) - {OUTER} else ():
-            launch_here(
-                WantedRanks(transport=transport).starter(program),
-                size,
-                program,
-                partial(str),
-                {"OMP_NUM_THREADS": "1"},
-            )
+            start_ranks(program, size, transport)
     if OUTER in only:
         beside = Path(__file__).with_name("beside_torchft.py")
         sys.exit(subprocess.run([sys.executable, beside, "--row"], check=False).returncode)

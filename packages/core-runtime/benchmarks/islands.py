@@ -15,9 +15,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from measuring import init_gloo, medians
-
-from hocket.cli.wanted_ranks import WantedRanks, launch_here
+from measuring import init_gloo, medians, start_ranks
 
 SIDES = ("fsdp", "hsdp", "agd", "diloco", "outer")
 _NEVER = 1 << 20
@@ -100,8 +98,7 @@ def main() -> None:
         measure(given)
         return
     program = [sys.executable, *sys.argv, "--rank"]
-    starter = WantedRanks(transport=given.transport).starter(program)
-    sys.exit(launch_here(starter, given.ranks, program, lambda: "start it again", {"OMP_NUM_THREADS": "1"}))
+    start_ranks(program, given.ranks, given.transport)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.transport.peer import Peer, gather
@@ -34,8 +34,29 @@ def run_ranks(script: str, rank: Callable[[], None], default_ranks: int = 4) -> 
         rank()
         return
     program = [sys.executable, script, "--rank"]
-    starter = WantedRanks(transport=given.transport).starter(program)
-    sys.exit(launch_here(starter, given.ranks, program, lambda: "start it again", {"OMP_NUM_THREADS": "1"}))
+    start_ranks(program, given.ranks, given.transport)
+
+
+def start_ranks(
+    program: Sequence[str], ranks: int, transport: str | None, environment: Mapping[str, str] | None = None
+) -> None:
+    """Run a benchmark's ranks, each with one thread.
+
+    Args:
+        program: the command of a rank.
+        ranks: their number.
+        transport: by default MPI where it is installed.
+        environment: variables to add.
+
+    Raises:
+        SystemExit: they have failed, and their last lines say why; has their status.
+    """
+    variables = {"OMP_NUM_THREADS": "1", **(environment or {})}
+    starter = WantedRanks(transport=transport).starter(program)
+    status = launch_here(starter, ranks, program, lambda: "start it again", variables)
+    if status:
+        print(f"{' '.join(program[1:])}: ended with status {status}, see above", file=sys.stderr)
+        sys.exit(status)
 
 
 def init_gloo(peer: Peer) -> None:

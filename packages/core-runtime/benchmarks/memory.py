@@ -17,12 +17,9 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from functools import partial
 from typing import TYPE_CHECKING
 
-from measuring import init_gloo
-
-from hocket.cli.wanted_ranks import WantedRanks, launch_here
+from measuring import init_gloo, start_ranks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
 WIDTH, BATCH, STEPS, EVERY, MB = 2236, 4, 10, 8, 1e6
 _PERIOD_S = 0.02
 # With this malloc gives large tensors back to the system when they are freed.
-_VARIABLES = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
 
 class Watch(threading.Thread):
@@ -183,8 +180,7 @@ def main() -> None:
             f"--island={given.island}",
             "--rank",
         ]
-        starter = WantedRanks(transport="torch").starter(program)
-        launch_here(starter, given.ranks, program, partial(str), _VARIABLES)
+        start_ranks(program, given.ranks, "torch", _VARIABLES)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ _LARGE = 1 << 19
 
 
 def fail() -> None:
-    raise ValueError("broken on purpose")
+    raise ValueError("broken on purpose.\nThe traceback says more.")
 
 
 def mistake() -> None:

@@ -96,7 +96,9 @@ class Endings:
         if isinstance(error, HocketError):
             self._end(error, f"hocket: {_WHO} at step {step}: {type(error).__name__}: {error}", 1)
         lines = "".join(traceback.format_exception(kind, error, trace))
-        self._end(error, f"{lines}hocket: {_WHO} at step {step}: {kind.__name__}: {error}; all ranks end", 1)
+        first, *_ = str(error).strip().splitlines() or [""]  # all of it is above
+        cause = ": ".join(filter(None, [kind.__name__, first.rstrip(" .:")]))
+        self._end(error, f"{lines}hocket: {_WHO} at step {step}: {cause}; all ranks end", 1)
 
     def _spawned_ends(self) -> None:
         """End the job at once where an exception ends a process of multiprocessing, or of torch's `spawn`."""
