@@ -89,8 +89,8 @@ def test_a_rank_that_ends_well_before_it_has_joined_ends_those_that_wait_for_it(
     begun_s = time.monotonic()
     status, _, err = run(3, "rank == 1 and os._exit(0); import hocket; hocket.join()")
     assert err == (
-        "hocket: rank 1 ended with exit code 0 before it joined the job, and other ranks wait for it; "
-        "all ranks were ended\n"
+        "hocket: rank 0 waits for rank 1, which has ended before joining the job (sys.exit, or the end of the "
+        "script?). All ranks must call hocket.attach or hocket.join; all ranks end\n"
     )
     assert status == 1
     assert time.monotonic() - begun_s < 30

@@ -1,8 +1,8 @@
 """Ranks of this host that ended before they joined the job, for which the others would wait forever.
 
-Nothing else reports such a rank. It has left no note, as it never joined; its launcher waits for all ranks; and MPI
-waits for it within `MPI_Init`. But it was a process with the launcher's variables in its environment, and that process
-has ended.
+Nothing else reports such a rank. It has left no note, as it never joined; its launcher, ours too, waits for all ranks;
+and MPI waits for it within `MPI_Init`. But it was a process with the launcher's variables in its environment, and that
+process has ended. Ranks of other hosts cannot be seen: a wait for them says so after a while.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from hocket.transport.job_notes import PID_FOLDER_VARIABLE
 from hocket.transport.launchers import Launched
 from hocket.transport.status import number_ranks
 
@@ -20,6 +21,7 @@ from hocket.transport.status import number_ranks
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK", "SLURM_LOCALID")
 #: What tells a job from others on the same host; not all launchers set all.
 _JOB = (
+    PID_FOLDER_VARIABLE,
     "TORCHELASTIC_RUN_ID",
     "MASTER_PORT",
     "PMIX_NAMESPACE",
@@ -27,6 +29,9 @@ _JOB = (
     "SLURM_STEP_ID",
     "HOCKET_ISLAND",
 )
+
+# The parent of processes whose parent has ended.
+_ADOPTER = 1
 
 # Ranks of a host begin within less, and most have joined by then.
 _FIRST_LOOK_S = 1.5
@@ -55,28 +60,22 @@ class LocalRanks:
         self._name = next((name for name in _LOCAL_RANKS if name in environment), "")
         self._job = {f"{name}={environment[name]}".encode() for name in _JOB if name in environment}
         self._found: dict[int, int] = {}  # processes by local rank
+        self._own, self._starter = self._rank_and_starter(os.getpid())
         self._looks = 0  # in a row, in which the same were missing
         self._missing: list[int] = []
 
     def can_tell(self) -> bool:
         """Return whether /proc shows ranks of this host: this one and its parent at least."""
-        if not self._name or self._launched.local_size < 2:
-            return False
-        own = self._local_rank(os.getpid())
-        if own != self._launched.local_rank:
-            return False  # the variables were set later, or this is a container's first process
-        process = os.getpid()
-        while process > 0 and self._local_rank(process) == own:
-            process = self._parent(process)
-        return process > 0
+        # Else variables were set later, or this is a container's first process.
+        return self._own == self._launched.local_rank and self._starter > 0
 
     def gone(self) -> list[int]:
         """Look, and return the local ranks that are missing in this look and the one before."""
-        left = {rank for rank, process in self._found.items() if self._local_rank(process) != rank}
+        left = {rank for rank, process in self._found.items() if self._rank_of(process) != rank}
         self._found = {rank: process for rank, process in self._found.items() if rank not in left}
         if len(self._found) < self._launched.local_size:
             for process in self._processes():
-                rank = self._local_rank(process)
+                rank = self._rank_of(process)
                 if rank is not None:
                     self._found.setdefault(rank, process)
         missing = [rank for rank in range(self._launched.local_size) if rank not in self._found]
@@ -90,6 +89,18 @@ class LocalRanks:
 
     def _processes(self) -> Iterator[int]:
         return (int(entry.name) for entry in self._proc.iterdir() if entry.name.isdigit())
+
+    def _rank_of(self, process: int) -> int | None:
+        """Return the local rank of a process; None if it is no rank's, or has outlived the rank that started it."""
+        rank, starter = self._rank_and_starter(process)
+        return None if starter == _ADOPTER != self._starter else rank
+
+    def _rank_and_starter(self, process: int) -> tuple[int | None, int]:
+        """Return the local rank of a process, and the process that has started this rank; 0 where it is not known."""
+        rank = self._local_rank(process)
+        while rank is not None and process > 0 and self._local_rank(process) == rank:
+            process = self._parent(process)
+        return rank, process
 
     def _local_rank(self, process: int) -> int | None:
         """Return the local rank of a process; None if it is no rank of the job, or has ended."""
@@ -111,20 +122,20 @@ class LocalRanks:
 @contextlib.contextmanager
 def watching(launched: Launched) -> Iterator[None]:
     """End this process with a line if a rank of its host ends while this one joins the job."""
-    ranks = LocalRanks(launched, os.environ)
     joined = threading.Event()
     if launched.local_size > 1:
-        threading.Thread(
-            target=_watch, args=(ranks, launched, joined), name="hocket joining", daemon=True
-        ).start()
+        threading.Thread(target=_watch, args=(launched, joined), name="hocket joining", daemon=True).start()
     try:
         yield
     finally:
         joined.set()
 
 
-def _watch(ranks: LocalRanks, launched: Launched, joined: threading.Event) -> None:
-    if joined.wait(_FIRST_LOOK_S) or not ranks.can_tell():
+def _watch(launched: Launched, joined: threading.Event) -> None:
+    if joined.wait(_FIRST_LOOK_S):
+        return
+    ranks = LocalRanks(launched, os.environ)
+    if not ranks.can_tell():
         return
     while not (gone := ranks.gone()):
         if joined.wait(_LOOK_FOR_ABSENT_EVERY_S):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from hocket.transport.job_notes import has_noted_ending, is_waited_for
+from hocket.transport.job_notes import has_noted_ending
 
 # More lines than these between two rules are somebody's own.
 _MOST_LINES = 40
@@ -105,15 +105,6 @@ class Report:
         if not has_noted_ending(self.folder):  # it, or the rank that it follows, has reported the cause
             self._left(rank, code)
         self.end()
-
-    def rank_has_ended_well(self, rank: int) -> None:
-        """End the others where they wait until a rank joins the job that has ended with status 0."""
-        if is_waited_for(self.folder, rank):
-            self.status = self.status or 1
-            self._set_cause(
-                f"rank {rank} ended with exit code 0 before it joined the job, and other ranks wait for it"
-            )
-            self.end()
 
     @property
     def num_joined(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from functools import cache
 from typing import Any
 
@@ -14,10 +15,12 @@ from hocket.launch.island_jobs import find_in_islands, refuse_without_ranks
 from hocket.launch.mpi_there import why_no_mpi4py
 from hocket.launch.rank_process import allow_files
 from hocket.launch.torch_variables import missing_variables
-from hocket.transport.job_notes import note_joining, note_pid
+from hocket.patience import speaking_after
+from hocket.transport.job_notes import note_pid
 from hocket.transport.launchers import Launched, looks_launched
 from hocket.transport.peer import Peer
 from hocket.transport.single import SinglePeer
+from hocket.transport.waiting import STALL_REPORT_AFTER_S
 
 _log = logging.getLogger("hocket")
 
@@ -124,7 +127,6 @@ def join(transport: str | None = None, *, torch_variables: bool = False, warn_al
             return SinglePeer()
         chosen = chosen_transport(found, transport)
         allow_files(found.size)
-        note_joining(found.rank)
         with watching(found):
             _joined = _join(found, chosen)
         _place = _place_of(found, _joined)
@@ -178,14 +180,16 @@ def _join(found: Launched, transport: str) -> Peer:
 
 
 def _meet_over_mpi(found: Launched) -> Peer:
-    try:
-        from hocket.transport.mpi import join as join_mpi
-    except Exception as error:  # whatever a broken installation raises
-        raise UserError(
-            f"{found.launcher} started {found.size} ranks, but MPI cannot be used ({error}): "
-            f"{how_to_install('hocket-core', 'mpi')}, or start them with `hocket launch --transport torch` or torchrun"
-        ) from error
-    world = join_mpi()
+    with speaking_after(STALL_REPORT_AFTER_S, lambda: _say_whom(found)):
+        try:
+            from hocket.transport.mpi import join as join_mpi  # MPI waits in it for all ranks
+        except Exception as error:  # whatever a broken installation raises
+            raise UserError(
+                f"{found.launcher} started {found.size} ranks, but MPI cannot be used ({error}): "
+                f"{how_to_install('hocket-core', 'mpi')}, or start them with `hocket launch --transport torch` or "
+                "torchrun"
+            ) from error
+        world = join_mpi()
     if world.size != found.size:
         raise UserError(
             f"{found.launcher} started {found.size} ranks, but MPI finds {world.size}: start the script with the "
@@ -193,3 +197,12 @@ def _meet_over_mpi(found: Launched) -> Peer:
             "which do not need MPI"
         )
     return world
+
+
+def _say_whom(found: Launched) -> None:
+    print(
+        f"hocket: rank {found.rank} waits for other ranks of {found.size} to join the job: for "
+        f"{STALL_REPORT_AFTER_S:.0f} s so far. All ranks must call hocket.attach or hocket.join",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -98,7 +98,6 @@ class RankProcesses:
         self._report = report
         self._failed = 0
         self._kill_s: float | None = None
-        self._well: list[int] = []
         self._hosts = [host for host in hosts for _ in range(host.ranks)]
         self._processes: list[subprocess.Popen[bytes] | ForkedRank] = []
         reading, writing = os.pipe()
@@ -165,8 +164,6 @@ class RankProcesses:
                     os.close(descriptor)
                     _close(self._processes[rank])
                     self._note_end(rank, status)
-            for rank in self._well if self._kill_s is None else ():
-                self._report.rank_has_ended_well(rank)
         self.returncode = self._failed
 
     def terminate(self) -> None:
@@ -207,8 +204,6 @@ class RankProcesses:
         """Report how a rank has ended, unless this process has ended it."""
         self._failed = self._failed or status
         host = self._hosts[rank]
-        if status == 0 and are_here([host]):
-            self._well.append(rank)
         if self._kill_s is not None or status == 0:
             return
         if not are_here([host]) and status == _NOT_REACHED:

@@ -11,7 +11,6 @@ from pathlib import Path
 #: Names the folder in which ranks leave their process numbers.
 PID_FOLDER_VARIABLE = "HOCKET_PID_FOLDER"
 
-_JOINING = "joining-"
 _ENDING = "ending"
 _TERMINATING = "terminating"
 _LEFT = "left-"
@@ -21,11 +20,6 @@ _HOST = "host"
 def note_host(folder: Path) -> None:
     """Note this host's name, as ranks of other hosts, which may have the same folder, leave no notes there."""
     (folder / _HOST).write_text(socket.gethostname())
-
-
-def note_joining(rank: int) -> None:
-    """Note for `launch` that this process waits from now on until all ranks have come."""
-    _leave(f"{_JOINING}{rank}", "")
 
 
 def note_pid(rank: int) -> None:
@@ -93,12 +87,6 @@ def noted_status(folder: Path) -> int:
 def noted_pids(folder: Path) -> list[int]:
     """Return the process numbers that ranks have left, see `note_pid`."""
     return [int(file.name) for file in folder.iterdir() if file.name.isdigit()]
-
-
-def is_waited_for(folder: Path, rank: int) -> bool:
-    """Return whether a rank on this host has begun to join the job, and this one has not."""
-    joining = {file.name for file in folder.glob(f"{_JOINING}*")}
-    return bool(joining) and f"{_JOINING}{rank}" not in joining
 
 
 def some_have_died(folder: Path) -> bool:
