@@ -19,8 +19,8 @@ class Status:
     def note_waiting(self, what: str, lane: str) -> None:
         """Show the other ranks that this one waits in `lane` for `what`; takes a microsecond."""
 
-    def note_computing(self) -> None:
-        """Show the other ranks that this one computes again; takes a microsecond."""
+    def note_computing(self, what: str = "") -> None:
+        """Show the other ranks that this one computes again, or does `what`; takes a microsecond."""
 
     def note_step(self, step: int) -> None:
         """Show the other ranks the number of steps that this one has ended; takes a microsecond."""
@@ -67,7 +67,7 @@ class RankStatus:
         step: number of steps that it has ended.
         state: its state.
         lane: the lane that it waits in, or waited in when it gave up.
-        what: the operation that it waits for.
+        what: the operation that it waits for, or what it does instead of computing.
     """
 
     rank: int
@@ -94,7 +94,7 @@ class RankStatus:
     def doing(self) -> str:
         """Return the rank's state, its duration and its step, as the end of a sentence."""
         doing = {
-            RankState.COMPUTING: "computing, in no exchange,",
+            RankState.COMPUTING: f"{self.what or 'computing'}, in no exchange,",
             RankState.WAITING: f"waiting in {self.place}",
             RankState.LEAVING: "at the end of its script",
             RankState.FAILED: "failing",

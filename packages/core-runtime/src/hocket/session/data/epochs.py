@@ -13,7 +13,7 @@ from hocket.session.data.loader import END, Cursor, LoaderCursor
 from hocket.session.data.reading import LoaderReading
 from hocket.session.data.streams import StreamCursor, StreamedSamples
 from hocket.transport.peer import gather
-from hocket.transport.status import number_ranks
+from hocket.transport.status import Status, number_ranks
 
 if TYPE_CHECKING:
     from hocket.transport.peer import Peer
@@ -67,18 +67,21 @@ class Epochs:
         """Tell whether a pass has begun and not ended."""
         return self._current is not None
 
-    def begin(self, loader: Iterable[Batch], rank: int, size: int, *, evaluates: bool) -> LoaderCursor:
+    def begin(
+        self, loader: Iterable[Batch], rank: int, size: int, status: Status, *, evaluates: bool
+    ) -> LoaderCursor:
         """Begin a pass, or continue the one that was loaded.
 
         Args:
             loader: any iterable of batches.
             rank, size: the number of this rank's share of the samples, and the number of shares.
+            status: shows the other ranks that this one reads.
             evaluates: whether the model seems to be evaluated.
         """
         self._supersede()
         saved, now = self._take_loaded(evaluates)
         self._current = begun = LoaderCursor(
-            loader, LoaderReading(rank, size, self.ended), saved and saved["current"], now
+            loader, LoaderReading(rank, size, self.ended, status), saved and saved["current"], now
         )
         begun.evaluates = evaluates
         trained = begun.num_steps > 0

@@ -11,8 +11,10 @@ import numpy as np
 from torch import Tensor
 
 from hocket.plain import Batch
+from hocket.transport.status import Status
 
 _here = threading.local()
+_READS = "reading its data loader"
 
 
 def reading_in_force() -> LoaderReading | None:
@@ -29,13 +31,15 @@ class LoaderReading:
     Args:
         rank, size: the number of this rank's share of the samples, and the number of shares.
         epoch: the number of the pass, from 0, from which the order of its samples is drawn.
+        status: shows the other ranks that this one reads, which may take long; by default nobody.
 
     Attributes:
         facts: the loaders' facts that all ranks must agree in: JSON values by name.
         unweighed: whether batches should count differently, but could not be gathered apart.
     """
 
-    def __init__(self, rank: int, size: int, epoch: int) -> None:
+    def __init__(self, rank: int, size: int, epoch: int, status: Status | None = None) -> None:
+        self._status = status or Status()
         self.rank, self.size, self.epoch = rank, size, epoch
         self.facts: list[dict[str, object]] = []
         self.unweighed = False
@@ -46,9 +50,11 @@ class LoaderReading:
     def __enter__(self) -> None:
         self._outer = reading_in_force()
         _here.reading = self
+        self._status.note_computing(_READS)
 
     def __exit__(self, *_: object) -> None:
         _here.reading = self._outer
+        self._status.note_computing()
 
     def note(self, loader: object, weight: float, batch: Batch) -> None:
         """Note that a loader gives a batch, and its weight."""

@@ -109,7 +109,9 @@ class SessionData:
             session.evaluates and self._streamed.is_of_another(self._loader)
         ):
             return session.epochs.begin_streamed(self._streamed, self._loader)
-        return session.epochs.begin(self._loader, session.data_rank, session.data_size, evaluates=evaluates)
+        return session.epochs.begin(
+            self._loader, session.data_rank, session.data_size, session.peer.status, evaluates=evaluates
+        )
 
     def _weigh(self, batch: Batch, current: Cursor) -> float:
         """Return a batch's weight.

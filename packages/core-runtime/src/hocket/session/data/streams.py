@@ -87,7 +87,7 @@ class StreamedSamples:
         self._loader: Iterable[Batch] | None = None
         self._stream: SampleStream | None = None
         #: Of the first epoch of this loader: read then, and again, as it was then, when a run is resumed.
-        self._reading = LoaderReading(rank, size, epoch=0)
+        self._reading = LoaderReading(rank, size, 0, peer.status)
         self._start: RandomState | None = None
         self._generators: list[torch.Tensor] = []
         #: Whether the last pass had another loader than the one before it.
@@ -127,7 +127,7 @@ class StreamedSamples:
         """Replace the loader whose batches travel by `loader`; collective."""
         self.close()
         self._loader = loader
-        self._reading = LoaderReading(self._rank, self._size, epoch)
+        self._reading = LoaderReading(self._rank, self._size, epoch, self._peer.status)
         self._stream = self._exchange.wrap(loader, self._peer, epoch)
         return self._stream
 

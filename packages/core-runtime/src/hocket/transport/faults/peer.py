@@ -77,8 +77,8 @@ class _Status(Status):
     def note_waiting(self, what: str, lane: str) -> None:
         self._held.note_waiting(what, lane)
 
-    def note_computing(self) -> None:
-        self._held.note_computing()
+    def note_computing(self, what: str = "") -> None:
+        self._held.note_computing(what)
 
     def note_step(self, step: int) -> None:
         self._victim.steps = step

@@ -216,9 +216,9 @@ class HostStatus(Status):
         if self.board is not None:
             self.board.write(RankState.WAITING, lane, what)
 
-    def note_computing(self) -> None:
+    def note_computing(self, what: str = "") -> None:
         if self.board is not None:
-            self.board.write(RankState.COMPUTING)
+            self.board.write(RankState.COMPUTING, what=what)
 
     def note_step(self, step: int) -> None:
         if self.board is not None:

@@ -1,0 +1,61 @@
+"""A rank that gets nothing more from its loader: the others say for whom they wait, and what it does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from conftest import Start
+
+# A worker cannot pickle a sample, so nothing comes; or it is killed, as where memory is short.
+SCRIPT = """
+import os, signal, sys
+import torch, hocket
+
+class Samples(torch.utils.data.Dataset):
+    def __init__(self, fault, rank):
+        self.fault, self.rank = fault, rank
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        if self.rank == 1 and index >= 16:
+            if self.fault == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return lambda: None
+        return torch.ones(2)
+
+if __name__ == "__main__":
+    peer = hocket.join("torch")
+    peer.timeout_s = 3.0
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = hocket.attach(model, optimizer, "sgd", peer=peer)
+    samples = Samples(sys.argv[1], peer.rank)
+    loader = torch.utils.data.DataLoader(samples, 4, num_workers=1, collate_fn=list)
+    for batch in session.data(loader):
+        model(torch.stack(batch)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+LAUNCH = [sys.executable, "-c", "from hocket.cli.main import main; main()", "launch", "-n", "2"]
+
+
+def last_line(start: Start, folder: Path, fault: str) -> str:
+    (folder / "script.py").write_text(SCRIPT)
+    ended = start([*LAUNCH, "--transport", "torch", "script.py", fault], cwd=folder).end()
+    assert ended.status == 1, ended.errors
+    return ended.errors.splitlines()[-1]
+
+
+def test_one_that_sends_nothing(start: Start, tmp_path: Path) -> None:
+    line = last_line(start, tmp_path, "silent")
+    assert "rank 0 waits for rank 1 in gradients.0" in line
+    assert "rank 1 has not arrived: reading its data loader, in no exchange, for " in line
+
+
+def test_one_whose_worker_is_killed(start: Start, tmp_path: Path) -> None:
+    line = last_line(start, tmp_path, "killed")
+    assert line.startswith("hocket: rank 1 at step ")
+    assert line.endswith("is killed by signal: Killed; all ranks end")
