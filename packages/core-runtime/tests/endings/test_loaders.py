@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,5 +58,5 @@ def test_one_that_sends_nothing(start: Start, tmp_path: Path) -> None:
 
 def test_one_whose_worker_is_killed(start: Start, tmp_path: Path) -> None:
     line = last_line(start, tmp_path, "killed")
-    assert line.startswith("hocket: rank 1 at step ")
-    assert line.endswith("is killed by signal: Killed; all ranks end")
+    cause = r"DataLoader worker .*(is killed by signal: Killed|exited unexpectedly)"  # as torch notices it
+    assert re.fullmatch(rf"hocket: rank 1 at step \d+: RuntimeError: {cause}; all ranks end", line), line
