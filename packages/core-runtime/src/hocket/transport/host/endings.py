@@ -86,6 +86,16 @@ class Endings:
         if forks.forked:
             self._previous_hook(kind, error, trace)
             return
+        try:
+            self._tell(kind, error, trace)
+        except (
+            Exception
+        ) as later:  # of a signal's handler: torch's raises where a worker of a DataLoader has died
+            later.__context__ = later.__context__ or error
+            self._tell(type(later), later, later.__traceback__)
+
+    def _tell(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
+        """End the job with a line on an uncaught exception."""
         step = self._board.step if self._board else 0
         if isinstance(error, KeyboardInterrupt):
             self._end(error, f"hocket: {_WHO} at step {step}: interrupted; all ranks end", 130)
