@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 from islands.task import Dropped
 from safetensors.torch import load_file
 
@@ -40,7 +41,7 @@ class Shape:
         islands: number of islands.
         words: the options.
         task: the run's.
-        bound: the largest difference from results of whole models.
+        bound: the largest difference from results of whole models, in absolute terms and relative to each value.
         ranks: number of an island's ranks.
         shares: number of batches that an island reads in a step.
     """
@@ -97,7 +98,8 @@ def compare(given: Path, expected: Path, shape: Shape) -> None:
     """Compare the results of islands with those of whole models; their losses relatively, by a thousand bounds."""
     values, wholes = (load_file(folder / "model.safetensors") for folder in (given, expected))
     assert values.keys() == wholes.keys()
-    assert max(float((values[name] - wholes[name]).abs().max()) for name in wholes) <= shape.bound
+    for name, whole in wholes.items():
+        assert torch.allclose(values[name], whole, rtol=shape.bound, atol=shape.bound), name
     rows, of_wholes = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (given, expected)
