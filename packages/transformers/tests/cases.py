@@ -366,13 +366,19 @@ def shares(peer: Peer, kind: str) -> list[list[int]]:
 
 
 def half_precision(peer: Peer) -> dict[str, Any]:
-    made = trainer("unused", Texts(40), "sgd", bf16=True, gradient_checkpointing=True)
+    given: dict[str, Any] = {"gradient_checkpointing_kwargs": {"preserve_rng_state": True}}
+    made = trainer("unused", Texts(40), "sgd", bf16=True, gradient_checkpointing=True, **given)
     made.train()
     losses = [row["loss"] for row in made.state.log_history if "loss" in row]
     return {
         "losses": losses,
         "trained": weights(made.model),
         "dtype": str(next(made.model.parameters()).dtype),
+        "reentrant": [
+            kwargs["use_reentrant"]
+            for name in ("gradient", "activation")
+            if (kwargs := getattr(made.args, f"{name}_checkpointing_kwargs", None))
+        ],
     }
 
 

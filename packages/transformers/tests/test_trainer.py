@@ -177,6 +177,7 @@ def test_autocast_and_gradient_checkpointing(job: Job) -> None:
     first, second = job.run(cases.half_precision, ())
     assert first["trained"] == second["trained"]
     assert first["dtype"] == "torch.float32"
+    assert {*first["reentrant"]} == {False}
     assert first["losses"][-1] < first["losses"][0]
 
 

@@ -92,10 +92,12 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
                 "TrainingArguments(accelerator_config={'split_batches': True}) does not work with Hocket: each "
                 "rank has batches of its own. Set per_device_train_batch_size instead"
             )
-        if self.args.gradient_checkpointing:
-            # Trainer's default before Transformers 5 is reentrant, with which gradients are never known to be complete.
-            own = self.args.gradient_checkpointing_kwargs or {}
-            self.args.gradient_checkpointing_kwargs = {"use_reentrant": False} | own
+        # The second is the first's name before Transformers 5.24.
+        for name in ("activation_checkpointing", "gradient_checkpointing"):
+            if getattr(self.args, name, False):
+                # Where reentrant, as Trainer's default was, gradients are never known to be complete.
+                own = getattr(self.args, f"{name}_kwargs") or {}
+                setattr(self.args, f"{name}_kwargs", {"use_reentrant": False} | own)
         super().create_accelerator_and_postprocess()
         refuse_distribution(self.accelerator)
         peer = core.join()
