@@ -93,7 +93,7 @@ def configuration() -> Iterator[str]:
                 component = registry.resolve(kind, registration.name)
                 yield from _section(f"### {kind.value} `{registration.name}`", component)
     yield "## What a recipe says of itself"
-    yield "Further keys of a run's file, by which a recipe describes itself to `hocket plugins` and `hocket recommend`."
+    yield "More keys of a run's file, with which a recipe describes itself to `hocket plugins` and `hocket recommend`."
     rows = _rows(RunSettings)
     yield _table(rows[key] for key in DESCRIPTIVE)
 

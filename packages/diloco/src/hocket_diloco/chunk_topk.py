@@ -65,7 +65,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class ChunkTopK(Compressor):
-    """The `k` values of largest magnitude of each `chunk` elements of a parameter; of equal ones the first.
+    """The `k` values of largest magnitude in each `chunk` elements of a parameter; among equal values, the first.
 
     A parameter's last chunk, which may be shorter, sends the same share of its elements, rounded up. What is not sent
     is gone; with `error_feedback` around it, it is sent later. Within `diloco.quantise` values travel in fewer bits.

@@ -42,7 +42,7 @@ class Algorithm(StrEnum):
 
 @dataclass(frozen=True)
 class PartialAllreduce(Collective):
-    """A partial allreduce: the rank that starts a round sums what all ranks have ready, without waiting for more.
+    """A partial allreduce: the rank that starts a round sums the contributions that are ready, and waits for none.
 
     A gradient that comes too late for a round goes into the next, so nothing is lost. Each contribution counts 1/P,
     however many ranks contribute, and nothing is counted twice. Each segment has a round for each step. A late rank

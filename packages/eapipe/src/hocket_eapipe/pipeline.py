@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pipeline(PipelineConfig):
-    """The engine whose sessions share a model out over the ranks, stage by stage."""
+    """The engine that divides a model into stages, and the stages among the ranks."""
 
     def attach(self, given: Attachment) -> EngineSession:
         """Share the model out; each rank keeps the parameters of its own stages and gives up the others'.

@@ -14,7 +14,7 @@ from hocket_gossipgrad.dissemination import num_dimensions
 
 @dataclass(frozen=True)
 class Hypercube(Topology):
-    """Pairs of ranks along one dimension of a hypercube after the other.
+    """Pairs of ranks along the dimensions of a hypercube, one dimension in each round.
 
     In round t, with k = t mod log2 p, ranks i and i xor 2**k average.
 

@@ -22,7 +22,7 @@ class Shuffles(StrEnum):
 
 @dataclass(frozen=True)
 class Rotated(Topology):
-    """A topology whose places the ranks take in another order in each block of ceil(log2 p) rounds.
+    """A topology whose ranks are shuffled anew for each block of ceil(log2 p) rounds.
 
     Block b's order is a uniform permutation drawn from (seed, b); in block 0 each rank has its own place. Over
     dissemination or a hypercube, fresh shuffles let every ordered pair of ranks exchange directly, with probability

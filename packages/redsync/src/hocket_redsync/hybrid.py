@@ -66,7 +66,7 @@ class Exact(_Single):
 
 @dataclass(frozen=True)
 class Trimmed(_Single):
-    """The k largest, among the few candidates that pass a floor."""
+    """The k largest elements, selected among the few candidates that exceed a lower bound."""
 
     method = Method.TRIMMED
 
@@ -80,6 +80,6 @@ class Threshold(_Single):
 
 @dataclass(frozen=True)
 class Sampled(_Single):
-    """All elements that reach a threshold, which is searched in each sixth step."""
+    """All elements that reach a threshold, which is computed anew in every sixth step."""
 
     method = Method.SAMPLED

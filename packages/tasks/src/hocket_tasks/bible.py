@@ -35,7 +35,7 @@ class Network(StrEnum):
 
 @dataclass(frozen=True)
 class Bible(Task):
-    """Prediction of each next character: inputs int64 [T], targets the same characters one later.
+    """Prediction of the next character: inputs int64 [T], targets the same characters shifted by one.
 
     There are 29,710 sentences of 4 to 2,298 characters, 138 on average with a standard deviation of 102. So a step
     takes one rank several times as long as another. The end of the text is held out. The loss, in nats, and

@@ -143,7 +143,7 @@ LONGEST_TIMEOUT_S = 1e9
 
 @dataclass(frozen=True)
 class RunSettings:
-    """A run's file without its strategy. The fields are the file's keys.
+    """A run's file without its strategy; each field is a key of the file.
 
     Attributes:
         name: the name of the run's recipe or file.

@@ -79,7 +79,7 @@ class RandomSubset(Delays):
 
 @dataclass(frozen=True)
 class LinearSkew(Delays):
-    """A linear skew in every step, from the shortest delay of rank 0 to the longest of the last.
+    """A linear skew: in every step, delays grow from `shortest_s` on rank 0 to `longest_s` on the last.
 
     Rank r of P is delayed by shortest_s + (longest_s - shortest_s) r / (P - 1).
 
@@ -105,7 +105,7 @@ class LinearSkew(Delays):
 
 @dataclass(frozen=True)
 class ShiftingSkew(LinearSkew):
-    """A linear skew that moves on by one rank after each step: the paper's severe imbalance.
+    """A linear skew that shifts by one rank after each step: the paper's severe imbalance.
 
     In step t rank r has the delay that rank (r + t) mod P has in a linear skew. In P steps each rank has had each delay
     once: no rank is slower than another in the long run, and every step has a slowest one.

@@ -20,7 +20,7 @@ _log = logging.getLogger("hocket")
 
 @dataclass(frozen=True)
 class JsonLines(Logger):
-    """`metrics.jsonl`, a line for each row. Every run writes it, as comparisons, reports and pictures read it."""
+    """`metrics.jsonl`, a line for each row. Every run writes it, because comparisons, reports and pictures need it."""
 
     files: ClassVar = ("metrics.jsonl",)
 

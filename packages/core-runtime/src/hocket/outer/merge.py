@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AddDisplacement(Merge):
-    """A displacement, θ += received - sent, which keeps the steps made meanwhile."""
+    """A displacement, θ += received - sent, which keeps the training steps in between."""
 
     @property
     def takes_all(self) -> bool:

@@ -174,7 +174,7 @@ class Pattern(StrEnum):
 
 @dataclass(frozen=True)
 class Fragments(Segmentation):
-    """A segmentation into `count` groups of layers, whose parameters need not lie side by side in the model.
+    """A segmentation into `count` groups of layers; the layers of a group need not be adjacent in the model.
 
     Source: A. Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv:2501.18512, section 2.1.
 

@@ -67,7 +67,7 @@ class RandomMatching(Topology):
 
 @dataclass(frozen=True)
 class IrregularDirected(Topology):
-    """A directed random graph for each round: each rank sends to the next, and to others with chance `density`.
+    """A directed random graph for each round: each rank sends to the next, and to others with probability `density`.
 
     W[i, j] = 1 / (1 + number of ranks that j sends to). W's columns sum to 1 and its rows do not, so that only
     push-sum finds the mean. It is meant for trying that out, and has no other use.
