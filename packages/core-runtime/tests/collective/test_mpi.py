@@ -42,6 +42,7 @@ def suite(request: pytest.FixtureRequest, job: tuple[int, Job]) -> CollectiveCon
     return OverMPI()
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("threaded", [False, True])
 def test_small_segments(suite: CollectiveConformance, job: tuple[int, Job], threaded: bool) -> None:
     suite.check(job[0], SHAPES, 3, threaded=threaded, resumed_at=2)

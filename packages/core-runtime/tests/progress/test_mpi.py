@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 _RANK = Path(__file__).with_name("mpi_rank.py")
-_SIZES = (2, 5)
+_SIZES = (3, *(pytest.param(each, marks=pytest.mark.full) for each in (2, 5)))
 _ROUNDS = 40
 _COUNTS = (0, 1, 7, 5003)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host_cases import BIG, contribution, in_place
+from host_cases import BIG, ROUNDS, contribution, in_place
 
 import hocket
 from hocket.launch.mpiexec import find_mpiexec
@@ -44,7 +44,7 @@ def results(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
         ("mixes_together", 6),
         ("only_neighbours_wait", 4),
         ("dropped_mixing", 1),
-        ("two_threads_advance", 40),
+        ("two_threads_advance", 2 * ROUNDS),
         ("groups", 0),  # a group may have one rank
     ],
 )
