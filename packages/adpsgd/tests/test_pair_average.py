@@ -62,7 +62,6 @@ def test_the_replay_of_the_recorded_order_gives_the_same_weights(
     np.testing.assert_allclose(mean_of(still), mean_at_start(ranks), rtol=0, atol=1e-14 * (steps + 2))
 
 
-@settings(max_examples=50, deadline=None)
 @given(numel=st.integers(0, 40), dtype=st.sampled_from(["float32", "float64"]), seed=st.integers(0, 10**6))
 def test_two_copies_move_by_the_same_to_the_bit(numel: int, dtype: str, seed: int) -> None:
     drawn = np.random.default_rng(seed)

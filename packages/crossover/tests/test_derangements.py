@@ -9,7 +9,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket_crossover import derangements
@@ -38,7 +38,6 @@ def uniform_table(size: int) -> np.ndarray:
     return np.ones((size, size)) - np.eye(size)
 
 
-@settings(max_examples=60)
 @given(st.integers(2, 257), SEEDS, ADDRESSES)
 def test_a_permutation_without_a_fixed_point(size: int, seed: int, round: int) -> None:
     assert_derangements(uniform(size, seed, round, range(20)))
@@ -50,13 +49,11 @@ def test_thousands_of_steps(size: int) -> None:
         assert_derangements(uniform(size, 1, round, range(200)))
 
 
-@settings(max_examples=30)
 @given(st.integers(2, 33), SEEDS, ADDRESSES)
 def test_the_roulette_comes_to_no_dead_end(size: int, seed: int, round: int) -> None:
     assert_derangements(roulette(uniform_table(size), seed, round, range(50)))
 
 
-@settings(max_examples=30)
 @given(st.integers(2, 80), SEEDS, st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=9, unique=True))
 def test_a_draw_depends_on_its_address_alone(size: int, seed: int, segments: list[int]) -> None:
     table = uniform_table(size)

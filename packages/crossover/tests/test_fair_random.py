@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.config.component import describe
@@ -31,7 +31,6 @@ class TestWithRoulette(TopologyConformance):
     refuses = tuple(size for size in range(1, 34) if size != 6)
 
 
-@settings(max_examples=25)
 @given(st.integers(2, 40), st.integers(0, 2**40), st.integers(0, 2**20))
 def test_the_mixing_matrix_is_half_a_derangement(size: int, round: int, segment: int) -> None:
     matrix = FairRandom(seed=3).mixing_matrix(size, round, segment)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -33,7 +33,6 @@ def mxnet_step(
     weight += velocity
 
 
-@settings(max_examples=30)
 @given(
     st.sampled_from([0.0, 0.9, 0.96]),
     st.sampled_from([0.0, 5e-5, 0.1]),

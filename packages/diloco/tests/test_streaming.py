@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle import Family, trained
 from toys import LAYERS, inner_step, layers_of, on_ranks, start, steps_of, toy_session, train
@@ -68,7 +68,6 @@ def test_fragments_take_turns(pattern: str, delay: int, local: float | None) -> 
     assert_trained(strategy, family, 3)
 
 
-@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_any_member_of_the_family(data: st.DataObject) -> None:
     ranks, every = data.draw(st.integers(1, 4)), data.draw(st.integers(4, 9))

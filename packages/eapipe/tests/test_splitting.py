@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -100,7 +100,6 @@ class Skips(nn.Module):
         return {"logits": self.last(y), "start": start.mean()}
 
 
-@settings(max_examples=20)
 @given(num_stages=st.integers(1, 8), balance=st.sampled_from(Balance))
 def test_other_modules_are_traced(num_stages: int, balance: Balance) -> None:
     torch.manual_seed(0)

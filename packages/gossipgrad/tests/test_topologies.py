@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hocket
@@ -69,7 +69,6 @@ def test_everything_reaches_everyone_in_log2_steps_and_no_sooner(topology: Topol
 
 
 @given(size=st.integers(2, 257), cycle=st.integers(0, 2**40), seed=st.integers(0, 2**64 - 1))
-@settings(max_examples=30)
 def test_and_so_it_does_in_each_rotated_cycle(size: int, cycle: int, seed: int) -> None:
     steps = num_dimensions(size)
     rounds = range(cycle * steps, (cycle + 1) * steps)
@@ -77,7 +76,6 @@ def test_and_so_it_does_in_each_rotated_cycle(size: int, cycle: int, seed: int) 
 
 
 @given(size=st.integers(2, 257), round=st.integers(0, 2**40), seed=st.integers(0, 2**64 - 1))
-@settings(max_examples=60)
 def test_each_step_is_a_permutation(size: int, round: int, seed: int) -> None:
     """One message from each rank and to each, and nobody to himself."""
     rotated = [Rotated(Dissemination(), shuffles, seed) for shuffles in Shuffles]

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.compressor import Compressor, Message, MomentumCorrection, OptimizerTerms, State
@@ -73,7 +73,6 @@ def test_fused_is_the_wrapper(
         assert torch.equal(states[0].momentum, states[1].momentum)
 
 
-@settings(max_examples=30)
 @given(st.integers(1, 300), st.integers(1, 8), st.sampled_from(VARIANTS), st.integers(0, 2**16))
 def test_fused_is_that_of_numpy(
     n: int, num_rounds: int, variant: tuple[bool, bool, float, float], seed: int

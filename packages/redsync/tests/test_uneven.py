@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from toys import on_ranks
@@ -70,7 +70,6 @@ CASES = {
 }
 
 
-@settings(max_examples=20, deadline=None)
 @given(**CASES, collective=st.sampled_from(COLLECTIVES), nesterov=st.booleans())
 def test_at_density_1_it_is_sgd_with_momentum(
     counts: list[int], bad: Bad, overlap: str, collective: Any, nesterov: bool
@@ -103,7 +102,6 @@ def test_at_density_1_it_is_sgd_with_momentum(
         torch.testing.assert_close(own, list(layers.parameters()), rtol=1e-12, atol=1e-13)
 
 
-@settings(max_examples=20, deadline=None)
 @given(**CASES, pair=st.sampled_from(PAIRS))
 def test_what_was_applied_and_what_is_kept_are_what_was_contributed(
     counts: list[int], bad: Bad, overlap: str, pair: tuple[Any, dict[str, Any]]

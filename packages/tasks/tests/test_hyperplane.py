@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
@@ -63,7 +63,6 @@ def test_inputs_and_noise_have_the_promised_moments() -> None:
         assert correlation.abs().max() < 6 / values.shape[1] ** 0.5
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 70), st.lists(st.integers(0, 99), max_size=40))
 def test_a_sample_has_the_same_bits_in_any_batch(dimensions: int, indices: list[int]) -> None:
     task = Hyperplane(dimensions=dimensions, train_samples=100)

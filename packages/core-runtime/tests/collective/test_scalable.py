@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scalable_cases import SCALABLE, TRAILER, carried_out, drawn, in_a_job, segment_of
 
@@ -130,7 +130,6 @@ def test_the_mean_over_contributors_is_its_definition() -> None:
         np.testing.assert_array_equal(own.residual, residual)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     ranks=st.integers(1, 9),
     rounds=st.integers(1, 6),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -108,7 +108,6 @@ def trained_by_hand(
     return x
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 64), st.integers(1, 12))
 def test_error_feedback_is_that_of_numpy(size: int, count: int, steps: int) -> None:
     ranks = Ranks(ErrorFeedback(TopK(count / 64)), size, torch.float64)
@@ -118,7 +117,6 @@ def test_error_feedback_is_that_of_numpy(size: int, count: int, steps: int) -> N
     np.testing.assert_allclose(ranks.x, expected, rtol=0, atol=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 64), st.integers(1, 12), st.booleans(), st.booleans())
 def test_momentum_correction_is_that_of_numpy(
     size: int, count: int, steps: int, masking: bool, nesterov: bool
@@ -261,7 +259,6 @@ def test_orders_that_mean_nothing_are_refused() -> None:
         MomentumCorrection(MomentumCorrection(TopK(0.1)))
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.floats(0.01, 20), st.integers(1, 9), st.sampled_from([1.0, None]), st.integers(0, 99))
 def test_clipping_against_torch(max_norm: float, size: int, scale: float | None, seed: int) -> None:
     """A rank's own gradients, before they were scaled, are clipped to max_norm * sqrt(size)."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.kernels import merge_delayed
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     numel=st.integers(0, 3000),
     factor=st.floats(-3, 3),

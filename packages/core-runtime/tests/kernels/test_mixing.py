@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.arrays import MixingRows
@@ -47,7 +47,6 @@ def mix(places: list[tuple[list[np.ndarray], list[np.ndarray], Rows]]) -> set[in
     return found
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), num_ranks=st.integers(1, 6), numel=st.integers(0, 2100), double=st.booleans())
 def test_the_bits_of_weighted_sum(data: st.DataObject, num_ranks: int, numel: int, double: bool) -> None:
     rows = data.draw(rows_for(num_ranks))
@@ -85,7 +84,6 @@ def test_nan_and_infinity_pass_through() -> None:
     assert mix([(values, values, [[(0, 1.0), (1, 1.0)], [(0, 1.0)]])]) == set()
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     data=st.data(),
     num_ranks=st.integers(1, 4),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.kernels import scaled_copy
 
 
-@settings(max_examples=40, deadline=None)
 @given(numel=st.integers(0, 3000), shift=st.integers(0, 20), factor=st.floats(-3, 3), double=st.booleans())
 def test_the_bits_of_a_product(numel: int, shift: int, factor: float, double: bool) -> None:
     dtype = np.dtype("f8" if double else "f4")

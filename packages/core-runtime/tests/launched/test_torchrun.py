@@ -39,10 +39,10 @@ def test_beside_a_process_group_and_ddp_of_the_users_own(
 
 
 def test_a_restart_goes_on_from_the_last_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    for name, options in (("whole", []), ("kill", ["--max-restarts", "1"])):
+    restarting = [*LAUNCHERS["torchrun"], "--max-restarts", "1"]
+    for name, launcher in (("whole", LAUNCHERS["hocket"]), ("kill", restarting)):
         (tmp_path / name).mkdir()
-        script = [str(HERE / "restarted.py"), str(tmp_path / name), name]
-        job = ended([*TORCHRUN, "--nproc-per-node", "2", *options, *script], tmp_path)
+        job = ended([*launcher, str(HERE / "restarted.py"), str(tmp_path / name), name], tmp_path)
         assert job.returncode == 0, job.stderr
         assert ("(exitcode: -9) local_rank: 1 " in job.stderr) is (name == "kill")
     for rank in range(2):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -45,7 +45,6 @@ growing = st.builds(Bytes, sizes_mb, first_mb=sizes_mb)
 segmentations = st.one_of(st.just(Model()), st.just(Layers()), sizes_mb.map(Bytes), growing)
 
 
-@settings(max_examples=200, deadline=None)
 @given(models(), segmentations, st.booleans())
 def test_every_parameter_once_in_order_without_overlap(
     spans: list[ParameterSpan], segmentation: Segmentation, backward: bool
@@ -66,7 +65,6 @@ def test_every_parameter_once_in_order_without_overlap(
         assert run[0].start == 0
 
 
-@settings(max_examples=100, deadline=None)
 @given(models(), segmentations, st.booleans())
 def test_places_change_nothing_else(
     spans: list[ParameterSpan], segmentation: Segmentation, backward: bool
@@ -81,7 +79,6 @@ def nbytes(run: list[ParameterSpan]) -> int:
     return sum(span.padded_numel * span.dtype.itemsize for span in run)
 
 
-@settings(max_examples=200, deadline=None)
 @given(models(), st.floats(1e-5, 1e-2), st.booleans())
 def test_bytes_are_full_and_within_the_limit(
     spans: list[ParameterSpan], size_mb: float, backward: bool
@@ -94,7 +91,6 @@ def test_bytes_are_full_and_within_the_limit(
             assert nbytes([*run, following[0]]) > size_mb * MIB, "another parameter would have fitted"
 
 
-@settings(max_examples=200, deadline=None)
 @given(models(), growing, st.booleans())
 def test_each_segment_may_have_twice_the_last_one_s_bytes(
     spans: list[ParameterSpan], segmentation: Bytes, backward: bool
@@ -110,7 +106,6 @@ def test_each_segment_may_have_twice_the_last_one_s_bytes(
             assert nbytes([*run, following[0]]) > limit, "another parameter would have fitted"
 
 
-@settings(max_examples=50, deadline=None)
 @given(models(), sizes_mb, st.booleans())
 def test_a_first_segment_of_full_size_changes_nothing(
     spans: list[ParameterSpan], size_mb: float, backward: bool
@@ -120,7 +115,6 @@ def test_a_first_segment_of_full_size_changes_nothing(
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(models(), st.booleans())
 def test_layers_are_modules(spans: list[ParameterSpan], backward: bool) -> None:
     cut = partition(spans, Layers(), backward=backward)
@@ -130,7 +124,6 @@ def test_layers_are_modules(spans: list[ParameterSpan], backward: bool) -> None:
         assert {span.name.rpartition(".")[0] for span in run} == {module}
 
 
-@settings(max_examples=50, deadline=None)
 @given(models(), st.booleans())
 def test_model_is_one_segment_for_each_dtype(spans: list[ParameterSpan], backward: bool) -> None:
     assert len(partition(spans, Model(), backward=backward)) == len({span.dtype for span in spans})

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -42,7 +42,6 @@ def models(draw: st.DrawFn) -> nn.Module:
     return model
 
 
-@settings(max_examples=150, deadline=None)
 @given(models(), st.sampled_from(SEGMENTATIONS))
 def test_parameters_become_views_with_their_values_and_strides(
     model: nn.Module, segmentation: Segmentation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from toys import on_ranks
@@ -36,7 +36,6 @@ def gradients_of(rank: int, sizes: list[int]) -> list[np.ndarray]:
     return [draw.standard_normal(size).astype(np.float32) for size in sizes]
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=8), st.sampled_from([(), (BUCKETS,)]))
 def test_numpys_mean_on_all_ranks(sizes: list[int], overrides: tuple[str, ...]) -> None:
     strategy = hocket.compose("agd", *overrides)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from toys import on_ranks
@@ -123,7 +123,6 @@ CASES = {
 }
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     **CASES,
     keeping=st.sampled_from(KEEPING),
@@ -293,7 +292,6 @@ STEPS = st.tuples(
 )
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     plan=st.lists(st.lists(STEPS, min_size=1, max_size=5), min_size=2, max_size=3),
     bad=CASES["bad"],

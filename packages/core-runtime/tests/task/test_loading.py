@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import (
@@ -114,7 +114,6 @@ def global_batches(ranks: list[list[tuple[Any, float]]]) -> Seen:
     return [[number for numbers, _ in row for number in numbers] for row in rows]
 
 
-@settings(max_examples=40)
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 4), st.booleans())
 def test_ranks_together_read_what_one_rank_reads(num: int, batch: int, size: int, shuffle: bool) -> None:
     ranks = read(lambda: hocket.loader(Numbers(num), batch, shuffle=shuffle, seed=5), size)

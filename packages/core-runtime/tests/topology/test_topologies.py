@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.testing.topology import Irregular, TopologyConformance
@@ -141,7 +141,6 @@ def test_seed_out_of_range(seed: int) -> None:
         RandomMatching(seed)
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(2, 17), st.integers(0, 100))
 def test_push_sum_over_the_irregular_graph_reaches_the_mean(size: int, seed: int) -> None:
     value, weight = np.arange(size, dtype=np.float64), np.ones(size)

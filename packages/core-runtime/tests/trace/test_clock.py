@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hocket
@@ -16,7 +16,6 @@ drifts = st.floats(-1e-4, 1e-4)
 
 
 @given(st.lists(st.tuples(offsets, drifts), min_size=1, max_size=3))
-@settings(max_examples=25, deadline=None)
 def test_a_moment_has_one_time(others: list[tuple[float, float]]) -> None:
     clocks = [(0.0, 0.0), *others]
 

@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schema import Loaded, load
 from torch import nn
@@ -128,7 +128,6 @@ def test_lanes_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.randoms(use_true_random=False))
-@settings(max_examples=20, deadline=None)
 def test_messages_are_joined_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[int], random: Random
 ) -> None:
@@ -227,7 +226,6 @@ def test_what_an_older_run_left_is_not_taken_in(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
 def test_a_recording_that_breaks_off_anywhere_is_read(
     tmp_path_factory: pytest.TempPathFactory, cut: int
 ) -> None:

@@ -279,7 +279,6 @@ def history(seed: int, size: int, faults: Faults) -> list[Any]:
     return [*run.run(body), run.killed, run.elapsed_s, run.num_messages]
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     size=st.integers(2, 8),
