@@ -267,9 +267,8 @@ def test_what_does_not_select_is_refused_and_auto_gathers_it(compressor: Any) ->
 @pytest.mark.parametrize(
     ("transport", "ranks"),
     [
-        pytest.param("mpi", 2, marks=[*MPI, pytest.mark.full]),
-        pytest.param("mpi", 4, marks=MPI),
-        ("torch", 2),
+        *(pytest.param("mpi", ranks, marks=[*MPI, pytest.mark.full]) for ranks in (2, 4)),
+        ("torch", 4),
     ],
 )
 def test_over_processes_it_is_its_definition(transport: str, ranks: int) -> None:

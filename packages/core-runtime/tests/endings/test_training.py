@@ -107,7 +107,8 @@ def test_an_error_in_the_users_task_on_one_rank(start: Start, tmp_path: Path) ->
 @pytest.mark.parametrize("recipe", [pytest.param("sgd", marks=pytest.mark.full), "agd"])
 def test_nan_on_one_rank_is_told_by_that_one(recipe: str, start: Start, tmp_path: Path) -> None:
     (tmp_path / "failing_task.py").write_text(TASK)
-    ended = start([*HOCKET, "run", recipe, "task=failing_task:Nan", "-n", "2"], cwd=tmp_path).end()
+    command = [*HOCKET, "run", recipe, "task=failing_task:Nan", "-n", "2", "--transport", "torch"]
+    ended = start(command, cwd=tmp_path).end()
     [message] = ended.errors.strip("\0\n").splitlines()
     assert message.startswith(
         "hocket: rank 1 at step 3: NonFiniteError: the gradients of rank 1 at step 3 hold NaN"

@@ -11,6 +11,7 @@ import torch
 from jobs import HERE, TORCHRUN, check_readme, ended
 
 
+@pytest.mark.full
 def test_the_script_of_the_readme(tmp_path: Path) -> None:
     job = ended([*TORCHRUN, "--nproc-per-node", "2", str(HERE / "readme.py"), str(tmp_path)], tmp_path)
     assert job.returncode == 0, job.stderr

@@ -95,6 +95,7 @@ def test_every_recipe_goes_on(recipe: str) -> None:
         pytest.param(
             "mpi",
             marks=[
+                pytest.mark.full,
                 pytest.mark.mpi,
                 pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
             ],
