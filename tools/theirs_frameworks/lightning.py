@@ -90,6 +90,11 @@ def tmp_path(request: Any) -> Path:
     return path
 
 
+def pytest_configure(config: Any) -> None:
+    """Know the mark of a plugin that runs a test again: files with it were not collected without it."""
+    config.addinivalue_line("markers", "flaky: may fail")
+
+
 def pytest_sessionfinish(session: Any, exitstatus: int) -> None:
     if not _made:
         print(f"\n{NOTHING}")
