@@ -91,12 +91,12 @@ class LocalRanks:
         return (int(entry.name) for entry in self._proc.iterdir() if entry.name.isdigit())
 
     def _rank_of(self, process: int) -> int | None:
-        """Return the local rank of a process; None if it is no rank's, or has outlived the rank that started it."""
+        """Return a process's local rank; None if it is no rank's, or has outlived the rank that started it."""
         rank, starter = self._rank_and_starter(process)
         return None if starter == _ADOPTER != self._starter else rank
 
     def _rank_and_starter(self, process: int) -> tuple[int | None, int]:
-        """Return the local rank of a process, and the process that has started this rank; 0 where it is not known."""
+        """Return a process's local rank, and the process that started this rank; 0 where it is not known."""
         rank = self._local_rank(process)
         while rank is not None and process > 0 and self._local_rank(process) == rank:
             process = self._parent(process)
