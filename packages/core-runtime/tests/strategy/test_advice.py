@@ -76,21 +76,25 @@ def test_a_rank_alone_exchanges_nothing_but_with_outer_parameters() -> None:
     assert told(exchange(every=8, outer=OUTER), 4, ranks=1)
 
 
+@pytest.mark.parametrize("within", [True, False])
 @pytest.mark.parametrize(("steps", "warnings"), [(0, 0), (2, 1), (3, 0)])
 def test_a_script_is_told_at_its_sessions_end(
-    steps: int, warnings: int, caplog: pytest.LogCaptureFixture
+    steps: int, warnings: int, within: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with (
-        caplog.at_level(logging.WARNING, "hocket"),
-        hocket.attach(model, optimizer, exchange(every=3, outer=OUTER)) as session,
-    ):
+    with caplog.at_level(logging.WARNING, "hocket"):
+        session = hocket.attach(model, optimizer, exchange(every=3, outer=OUTER))
         for _ in range(steps):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
         session.settle()
+        if within:
+            with session:
+                pass
+        else:
+            session.close()
     assert caplog.text.count("parameters.0 never takes place: it is due every 3 steps") == warnings
 
 

@@ -430,6 +430,7 @@ class Session:
         Raises:
             CheckpointError: on all ranks: the save under way has failed. The session is closed all the same.
         """
+        self.inner.warn_unreached(self.step)
         error = None
         if self.inner.closes_together:
             try:
@@ -453,7 +454,6 @@ class Session:
         for log in self._logs:
             log.close()
         if kind is None:
-            self.inner.warn_unreached(self.step)
             self.close()
         else:
             # The other ranks may not be here: closing together would wait for them.
