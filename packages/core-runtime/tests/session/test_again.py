@@ -88,3 +88,54 @@ def test_the_step_by_which_torch_makes_an_optimizers_state_is_none(asking: tuple
             return session.step, same
 
     assert on_ranks(RANKS, run) == [(3, True)] * RANKS
+
+
+def _between(between: str, model: nn.Module, session: hocket.Session) -> None:
+    if between == "mean":
+        session.consensus()
+    session.close()
+    if between == "other weights":
+        model.load_state_dict(mlp(7).state_dict())
+
+
+@pytest.mark.parametrize("strategy", ["dpsgd", "local", "diloco", "sgd"])
+@pytest.mark.parametrize("between", ["nothing", "mean", "other weights"])
+def test_replicas_that_rank_0s_replaces_are_missed(
+    strategy: str, between: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each rank's training since the last exchange is lost, unless the replicas were set to their mean before."""
+
+    def run(rank: int) -> tuple[Tensor, Tensor]:
+        model = mlp()
+        session = hocket.attach(model, sgd(model), strategy)
+        for batch in batches(rank, 3):
+            step(model, session.inner.optimizer, batch)
+        session.settle()
+        own = flat(model)
+        _between(between, model, session)
+        with hocket.attach(model, sgd(model), strategy):
+            return own, flat(model)
+
+    (of_first, begun), (of_second, same) = on_ranks(RANKS, run)
+    assert torch.equal(begun, same)
+    differ = not torch.equal(of_first, of_second)
+    assert differ == (strategy != "sgd")
+    if between == "nothing":
+        assert torch.equal(begun, of_first)
+    elif between == "mean" and strategy in ("dpsgd", "local"):
+        torch.testing.assert_close(begun, (of_first + of_second) / 2)
+    warned = [line for line in caplog.messages if "go on from rank 0's" in line]
+    assert len(warned) == (differ and between == "nothing")
+
+
+def test_replicas_that_are_kept_are_not_missed(caplog: pytest.LogCaptureFixture) -> None:
+    def run(rank: int) -> bool:
+        model = mlp()
+        with hocket.attach(model, optimizer := sgd(model), "local"):
+            step(model, optimizer, batches(rank, 1)[0])
+        own = flat(model)
+        with hocket.attach(model, sgd(model), "local", initial="keep"):
+            return torch.equal(own, flat(model))
+
+    assert on_ranks(RANKS, run) == [True] * RANKS
+    assert not [line for line in caplog.messages if "rank 0's" in line]

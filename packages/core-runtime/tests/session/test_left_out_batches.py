@@ -230,3 +230,26 @@ def test_an_accumulation_after_steps_of_one_batch_goes_on_without_a_batch() -> N
     for steps, weights in given:
         assert steps == 3
         torch.testing.assert_close(weights, flat(model), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.2])
+def test_a_batch_that_one_rank_leaves_out_is_no_difference_of_learning_rates(
+    rate: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where gradients stay local; rates that do differ are told."""
+
+    def run(rank: int) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, "dpsgd") as session:
+            optimizer.param_groups[0]["lr"] = rate if rank else 0.1
+            for number, (x, y) in enumerate(session.data(batches(rank, 4))):
+                if (rank, number) != (1, 2):
+                    F.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            session.consensus()
+
+    on_ranks(2, run)
+    told = [line for line in caplog.messages if "optimizers step differently" in line]
+    assert len(told) == (rate != 0.1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from test_optimizers import SAM, apart
 from test_residuals import FEEDBACK
+from torch import Tensor
 from toys import batches, flat, mlp, on_ranks, sgd
 
 import hocket
@@ -304,3 +305,32 @@ def test_groups_may_hold_functions() -> None:
         hocket.attach(model, torch.optim.SGD(groups, lr=0.1), "sgd").close()
 
     on_ranks(2, run)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("strategy", ["sgd", "dpsgd", "diloco"])
+def test_steps_by_hand_that_exchange_nothing_are_told(
+    strategy: str, by_hand: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gradients are exchanged in backward all the same; parameters only after a step of the optimizer."""
+
+    def run(rank: int) -> tuple[Tensor, int]:
+        model = mlp()
+        with hocket.attach(model, optimizer := sgd(model), strategy) as session:
+            for x, y in batches(rank, 3):
+                model.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                if not by_hand:
+                    optimizer.step()
+                    continue
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.sub_(0.1 * cast(Tensor, parameter.grad))
+            session.settle()
+            return flat(model), session.counters.exchanges
+
+    (first, sent), (second, _) = on_ranks(2, run)
+    assert torch.equal(first, second) == (strategy == "sgd")
+    assert (sent > 0) == (strategy == "sgd" or (strategy == "dpsgd" and not by_hand))
+    told = [line for line in caplog.messages if "no step of the attached optimizer" in line]
+    assert len(told) == (by_hand and strategy != "sgd")

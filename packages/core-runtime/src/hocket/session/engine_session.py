@@ -221,9 +221,13 @@ class EngineSession(ABC):
         exchanges = strategy.gradients or strategy.parameters or strategy.phases
         return bool(exchanges) or self.data_size < self.size
 
-    def count_on(self) -> None:
-        """Continue the step count of the model's earlier sessions in this job; collective."""
-        self.step, self.epochs.ended = gather(self.peer, counted_before(self.model))[0]
+    def count_on(self, initial: str = "keep") -> None:
+        """Continue the step count of the model's earlier sessions in this job; collective.
+
+        Args:
+            initial: whether all ranks are about to take `rank0`'s values.
+        """
+        self.step, self.epochs.ended = counted_before(self.model, self.peer, initial)
         self.peer.status.note_step(self.step)
 
     def note_counts(self, model: nn.Module) -> None:
@@ -243,9 +247,19 @@ class EngineSession(ABC):
 
     def warn_unreached(self, steps: int) -> None:
         """Warn of phases and exchanges that `steps` steps never reach, or lose; once a session."""
-        if self.is_main and steps and not self._warned_unreached:
-            for warning in unreached(self.strategy, steps, self.num_replicas):
+        if self.is_main and not self._warned_unreached:
+            for warning in unreached(self.strategy, steps, self.num_replicas) if steps else ():
                 _log.warning(warning)
+            if (
+                not steps
+                and self.strategy.parameters
+                and any(p.grad is not None for p in self.model.parameters())
+            ):
+                _log.warning(
+                    "backward() ran, but no step of the attached optimizer: %s exchanges parameters after "
+                    "optimizer.step(), so ranks have exchanged nothing. Step by it, not by hand (p -= lr * p.grad)",
+                    self.strategy.name or "the strategy",
+                )
         self._warned_unreached = True
 
     def warn_of_age(self) -> None:

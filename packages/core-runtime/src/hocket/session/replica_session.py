@@ -15,6 +15,7 @@ from hocket.session.exchange.active import Counters
 from hocket.session.exchange.under_way import UnderWay
 from hocket.session.save.consensus import Consensus
 from hocket.session.save.dcp_warning import watch_dcp
+from hocket.session.save.reattached import note_counted
 from hocket.session.save.replica_state import tensors_of
 from hocket.session.step.clipping import clip_shards
 from hocket.session.step.state import SessionState
@@ -123,13 +124,19 @@ class ReplicaSession(SteppingSession):
     def saves_mixed(self) -> bool:
         """Tell whether replicas may differ now, on the first rank of the second one."""
         island = self.island
-        if self.num_replicas == 1 or self.replicas_equal or (island.own is not None and island.own.rank):
+        if not self._apart or (island.own is not None and island.own.rank):
             return False
         if self.rank != (island.members or range(self.size))[1]:
             return False
-        return (
-            self.state.now not in (SessionState.CONSENSUS, SessionState.CLOSED) and self.step != self._one_at
-        )
+        return self.state.now not in (SessionState.CONSENSUS, SessionState.CLOSED)
+
+    @property
+    def _apart(self) -> bool:
+        return self.num_replicas > 1 and not self.replicas_equal and self.step != self._one_at
+
+    def note_counts(self, model: nn.Module) -> None:
+        alone = self.storage.parameters if self._apart and self.island.own is None else {}
+        note_counted(model, self.step, self.epochs.ended, alone)
 
     def _tell_of_mode(self) -> None:
         kind = self.optimizers.in_training_mode

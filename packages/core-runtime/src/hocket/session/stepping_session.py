@@ -59,6 +59,8 @@ class SteppingSession(EngineSession):
             raise
 
     def _attach(self, given: Attachment) -> None:
+        # A job goes on saving where it saved, and with its periods and phases.
+        self.count_on(given.initial)
         replica = Replica(
             self.model,
             self.optimizers,
@@ -72,8 +74,6 @@ class SteppingSession(EngineSession):
             lanes_on_device=given.lanes != "host",
             statistics=given.statistics,
         )
-        # A job goes on saving where it saved, and with its periods and phases.
-        self.count_on()
         self._replica, self.storage, self._weights = replica, replica.storage, replica.weights
         self._held = {id(whole_of(parameter)) for parameter in self.storage.parameters.values()}
         self._nonfinite = NonFiniteSteps(replica, self.rank)
@@ -363,6 +363,7 @@ class SteppingSession(EngineSession):
                 self._equality.begin_round(self.step)
                 gradients.take_part()
         if gradients is None and not accumulated:
+            self.optimizers.leave_out()
             self._end_step()
         elif gradients is not None and gradients.nonfinite_anywhere and scaler_in_use():
             self.state.move("begin")

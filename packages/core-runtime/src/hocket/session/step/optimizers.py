@@ -214,11 +214,18 @@ class Optimizers:
 
     def _after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if self._session is not None and self._num_under_way() == 1:
-            for group in optimizer.param_groups:
-                rate = group.get("lr")
-                if isinstance(rate, float):  # not a tensor, for which a device would have to be waited for
-                    self.summed_rates += rate
+            self._sum_rates(optimizer)
             self._session.after_step(self._attached[optimizer])
+
+    def leave_out(self) -> None:
+        """Note a step that this rank alone leaves out: its learning rates are not what differs."""
+        for optimizer in self.given:
+            self._sum_rates(optimizer)
+
+    def _sum_rates(self, optimizer: Optimizer) -> None:
+        rates = (group.get("lr") for group in optimizer.param_groups)
+        # Not tensors, for which a device would have to be waited for.
+        self.summed_rates += sum(rate for rate in rates if isinstance(rate, float))
 
     def _skipped(self, optimizer: Optimizer) -> None:
         # What the scaler was given may hold the one that was attached, as Lookahead and plain classes do.
