@@ -98,7 +98,7 @@ def _between(between: str, model: nn.Module, session: hocket.Session) -> None:
         model.load_state_dict(mlp(7).state_dict())
 
 
-@pytest.mark.parametrize("strategy", ["dpsgd", "local", "diloco", "sgd"])
+@pytest.mark.parametrize("strategy", ["periodic_average", "local", "diloco", "sgd"])
 @pytest.mark.parametrize("between", ["nothing", "mean", "other weights"])
 def test_replicas_that_rank_0s_replaces_are_missed(
     strategy: str, between: str, caplog: pytest.LogCaptureFixture
@@ -122,7 +122,7 @@ def test_replicas_that_rank_0s_replaces_are_missed(
     assert differ == (strategy != "sgd")
     if between == "nothing":
         assert torch.equal(begun, of_first)
-    elif between == "mean" and strategy in ("dpsgd", "local"):
+    elif between == "mean" and strategy in ("periodic_average", "local"):
         torch.testing.assert_close(begun, (of_first + of_second) / 2)
     warned = [line for line in caplog.messages if "go on from rank 0's" in line]
     assert len(warned) == (differ and between == "nothing")
