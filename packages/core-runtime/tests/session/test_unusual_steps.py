@@ -308,7 +308,7 @@ def test_groups_may_hold_functions() -> None:
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-@pytest.mark.parametrize("strategy", ["sgd", "dpsgd", "diloco"])
+@pytest.mark.parametrize("strategy", ["sgd", "dpsgd", "periodic_average"])
 def test_steps_by_hand_that_exchange_nothing_are_told(
     strategy: str, by_hand: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
