@@ -205,21 +205,21 @@ def test_a_checkpoint_that_is_written_again_has_the_newest_state(tmp_path: Path)
 class Averages(Callback):
     """Keeps the mean of a rank's weights over time, saves it as the model, and gives it to the model at the end."""
 
-    def on_train_start(self, trainer: Any, module: Any) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.seen: list[dict[str, Tensor]] = []
 
-    def on_train_batch_end(self, trainer: Any, module: Any, *given: Any) -> None:
-        self.seen.append({key: value.clone() for key, value in module.state_dict().items()})
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *given: Any) -> None:
+        self.seen.append({key: value.clone() for key, value in pl_module.state_dict().items()})
 
     def mean(self) -> dict[str, Tensor]:
         return {key: torch.stack([each[key] for each in self.seen]).mean(0) for key in self.seen[0]}
 
-    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["state_dict"] = self.mean()
 
-    def on_train_end(self, trainer: Any, module: Any) -> None:
-        self.found = flat(module)
-        module.load_state_dict(self.mean())
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.found = flat(pl_module)
+        pl_module.load_state_dict(self.mean())
 
 
 @pytest.mark.parametrize("strategy", [DILOCO, AVERAGED, ("sgd",)], ids=lambda each: each[0])
@@ -228,7 +228,7 @@ def test_averages_over_time_are_averaged_over_ranks(tmp_path: Path, strategy: tu
 
     def rank() -> tuple[Tensor, Tensor, Tensor]:
         own, kept = Averages(), ModelCheckpoint(tmp_path, filename="{epoch}")
-        settings = {"max_epochs": 1, "callbacks": [own, kept], "enable_checkpointing": True}
+        settings: dict[str, Any] = {"max_epochs": 1, "callbacks": [own, kept], "enable_checkpointing": True}
         trainer(*strategy, **settings).fit(net := Net(), DataLoader(samples(), BATCH))
         return flat(net), own.found, torch.cat([each.reshape(-1) for each in own.mean().values()])
 
