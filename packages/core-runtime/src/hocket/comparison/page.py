@@ -59,9 +59,11 @@ _HTML: Tree = {
 _BREAK_AFTER = re.compile(r"([.,_/=])")
 
 _STYLE = """
-body { font-family: system-ui, sans-serif; margin: 2em auto; max-width: 1280px; padding: 0 1em; color: #222; }
+body { font-family: system-ui, sans-serif; margin: 2em auto; max-width: 1280px; padding: 0 1em; color: #222;
+  overflow-wrap: anywhere; }
 table { border-collapse: collapse; margin: 1em 0; font-size: 0.85em; }
-th, td { padding: 0.4em 0.4em; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
+th, td { padding: 0.4em 0.4em; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top;
+  overflow-wrap: normal; }
 th { vertical-align: bottom; }
 td { white-space: nowrap; }
 td small { display: block; color: #666; }
@@ -80,6 +82,7 @@ i.waiting { background: #D55E00; }
 .legend i { display: inline-block; width: 1em; height: 0.8em; }
 .note { background: #fff3cd; padding: 0.6em 1em; }
 pre { background: #f6f6f6; padding: 1em; overflow-x: auto; }
+@media (max-width: 800px) { th, td { padding: 0.4em 0.3em; } table { font-size: 0.8em; } }
 """
 
 
