@@ -107,6 +107,7 @@ def defined(contributions: Array, density: float, of_contributors: bool = False)
 # --- against it ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("density", [0.02, 0.1, 0.5])
 @pytest.mark.parametrize("ranks", range(1, 18))
 def test_it_is_its_definition(ranks: int, density: float) -> None:
