@@ -32,14 +32,15 @@ def summaries(runs: Path, recipe: str) -> list[dict[str, Any]]:
 
 
 def table(text: str) -> dict[str, dict[str, str]]:
-    """Return cells by run and column, of tables below each other."""
+    """Return cells by run and column, of tables below each other, with a row or a column for each run."""
     cells: dict[str, dict[str, str]] = {}
     for part in text.partition("\n\ndifferences from ")[0].split("\n\n"):
-        header, *lines = (line for line in part.splitlines() if "  " in line)
-        columns = [column for column in header.split("  ") if column]
-        for line in lines:
-            name, *values = (cell.strip() for cell in line.split("  ") if cell.strip())
-            cells.setdefault(name, {}).update(zip((c.strip() for c in columns[1:]), values, strict=True))
+        lines = [re.split(r" {2,}", line.strip()) for line in part.splitlines() if "  " in line]
+        if "steps/s" in [first for first, *_ in lines]:
+            lines = [list(column) for column in zip(*lines, strict=True)]
+        (_, *columns), *rows = lines
+        for name, *values in rows:
+            cells.setdefault(name, {}).update(zip(columns, values, strict=True))
     return cells
 
 
