@@ -270,14 +270,8 @@ def _wait(
         process_group=0 if apart else None,
         preexec_fn=end_with_parent,  # noqa: PLW1509 (no other thread runs that could hold a lock)
     )
-    end = os.pidfd_open(process.pid)
     try:
-        while not select.select([end], [], [], _LOOK_EVERY_S)[0]:
-            if stalled():
-                process.kill()
-                process.wait()
-                return _STALLED
-        status = process.wait()
+        status = _end_of(process, stalled)
     except _Interrupted:
         process.send_signal(ending)
         # Once more means: now. What it has started is ended when the lab is removed.
@@ -285,9 +279,21 @@ def _wait(
             process.wait(_ENDING_TIMEOUT_S)
         process.kill()
         raise
+    return 128 - status if status < 0 else status
+
+
+def _end_of(process: subprocess.Popen[bytes], stalled: Callable[[], bool]) -> int:
+    """Wait for a process's end, or kill it once it is stalled; return its status."""
+    end = os.pidfd_open(process.pid)
+    try:
+        while not select.select([end], [], [], _LOOK_EVERY_S)[0]:
+            if stalled():
+                process.kill()
+                process.wait()
+                return _STALLED
     finally:
         os.close(end)
-    return 128 - status if status < 0 else status
+    return process.wait()
 
 
 def _report(lab: Lab, ranks: int, seconds: float, counted: list[Traffic], status: int) -> None:
