@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.fsdp import fully_shard
+from transformers import GPT2LMHeadModel  # noqa: F401  # once, before ranks are forked
 
 
 def main(folder: Path, names: list[str]) -> None:
