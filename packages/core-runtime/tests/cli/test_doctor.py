@@ -17,7 +17,7 @@ from hocket.checkpoint import shared
 from hocket.cli import doctor
 from hocket.cli.doctor import examine, match, mpi_finding, mpiexec_findings, query_mpi, shared_memory
 from hocket.cli.doctor_folder import shared_folder
-from hocket.cli.doctor_network import interfaces, interfaces_finding
+from hocket.cli.doctor_network import interfaces_finding
 from hocket.cli.doctor_packages import both_mpis, plugins
 from hocket.cli.finding import Finding, Verdict
 from hocket.errors import UserError
@@ -25,6 +25,7 @@ from hocket.installing import how_to_install
 from hocket.launch.mpiexec import Mpiexec
 from hocket.plugin import Registry
 from hocket.transport.host import memory
+from hocket.transport.meeting.addresses import ipv4_interfaces
 from hocket.transport.single import SinglePeer
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI root@x Distribution, ident: 5.0.11"
@@ -184,7 +185,7 @@ def test_compiled_kernels_are_kept_where_they_can_be(tmp_path: Path) -> None:
 
 
 def test_interfaces_are_those_of_this_machine() -> None:
-    found = interfaces()
+    found = dict(ipv4_interfaces())
     assert found.get("lo", "127.0.0.1") == "127.0.0.1"
     names = {name for _, name in socket.if_nameindex()}
     assert {name.partition(":")[0] for name in found} <= names

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hocket import __version__
 from hocket.cli.doctor_folder import shared_folder
-from hocket.cli.doctor_network import addresses_of, interfaces, interfaces_finding
+from hocket.cli.doctor_network import addresses_of, interfaces_finding
 from hocket.cli.doctor_packages import both_mpis, gpu, numba_cache, plugins, torch_build
 from hocket.cli.finding import Finding, Verdict
 from hocket.errors import UserError
@@ -27,6 +27,7 @@ from hocket.launch.joining import join, launched_rank
 from hocket.launch.mpiexec import Mpiexec, find_mpiexec
 from hocket.launch.rank_process import home, host_memory
 from hocket.transport.job_folder import SEGMENTS_VARIABLE, shared_job_folder
+from hocket.transport.meeting.addresses import ipv4_interfaces
 
 _INSTALL_MPI = how_to_install("hocket-core", "mpi")
 _QUERY_TIMEOUT_S = 30.0
@@ -73,7 +74,7 @@ def examine() -> Iterator[Finding]:
     yield shared_memory()
     yield numba_cache()
     name = socket.gethostname()
-    yield interfaces_finding(interfaces(), name, addresses_of(name))
+    yield interfaces_finding(dict(ipv4_interfaces()), name, addresses_of(name))
     yield from both_mpis()
     mpi = query_mpi()
     yield mpi_finding(mpi)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import array
 import socket
-import struct
-import sys
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,24 +11,6 @@ from hocket.cli.finding import Finding
 
 _SUBJECT = "interfaces"
 _CLASS = Path("/sys/class/net")
-# Of Linux: ask for the addresses of all interfaces; an entry is a name of 16 bytes and a socket's address of 24.
-_SIOCGIFCONF = 0x8912
-_ENTRY = struct.Struct("16s16s8x")
-_MOST_ENTRIES = 1024
-
-
-def interfaces() -> dict[str, str]:
-    """Return the IPv4 addresses of interfaces that are up, by name; none on systems other than Linux."""
-    if not sys.platform.startswith("linux"):
-        return {}
-    import fcntl
-
-    room = array.array("B", bytes(_ENTRY.size * _MOST_ENTRIES))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        received = fcntl.ioctl(asked, _SIOCGIFCONF, struct.pack("iL", len(room), room.buffer_info()[0]))
-    used: int = struct.unpack("iL", received)[0]
-    entries = _ENTRY.iter_unpack(room.tobytes()[: used - used % _ENTRY.size])
-    return {name.rstrip(b"\0").decode(): socket.inet_ntoa(address[4:8]) for name, address in entries}
 
 
 def addresses_of(name: str) -> list[str]:

@@ -73,7 +73,7 @@ def is_near(route: tuple[Address, Address]) -> bool:
 
 def host_addresses() -> list[Address]:
     """Return this host's addresses that others may reach, those of IPv4 first."""
-    found = [*_ipv4_addresses(), *_ipv6_addresses()]
+    found = [*(address for _, address in ipv4_interfaces()), *_ipv6_addresses()]
     return [address for address in dict.fromkeys(found) if not ipaddress.ip_address(address).is_loopback]
 
 
@@ -84,12 +84,13 @@ def _plain(address: str) -> Address:
     return str(mapped or parsed)
 
 
-def _ipv4_addresses() -> Iterator[Address]:
+def ipv4_interfaces() -> Iterator[tuple[str, Address]]:
+    """Yield the name and the IPv4 address of each of this host's interfaces that has one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address
                 answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                yield socket.inet_ntoa(answer[20:24])
+                yield name, socket.inet_ntoa(answer[20:24])
 
 
 def _ipv6_addresses() -> Iterator[Address]:
