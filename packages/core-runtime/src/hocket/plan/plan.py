@@ -10,7 +10,6 @@ from statistics import fmean
 from torch import nn
 
 from hocket.compressor.api import footprint_of
-from hocket.errors import CompositionError
 from hocket.plan.buffers import averaged_buffers, mean_cost
 from hocket.plan.layout import Layout, buffer_bytes, layouts
 from hocket.plan.links import networks
@@ -156,7 +155,7 @@ def _planned(
             )
         ]
         for part in parts:
-            _check_segments(exchange, len(cut), len(part))
+            exchange.check_segments(len(cut), len(part))
     # The exchanges of the gradients slot pass each segment on between the first one's buffers.
     taking_place = [
         each
@@ -214,13 +213,6 @@ def _with_buffers(
         seconds_per_step=planned.seconds_per_step
         + max(cost.seconds / exchange.period(size) for size, cost in costs),
     )
-
-
-def _check_segments(exchange: Exchange, num_segments: int, size: int) -> None:
-    try:
-        exchange.check_segments(num_segments, size)
-    except ValueError as error:
-        raise CompositionError(f"{exchange.name}: {error}") from error
 
 
 def _cost(exchange: Exchange, layout: Layout, size: int, network: NetworkModel, own_buffers: bool) -> Cost:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from hocket.collective.api import Choices, Collective
 from hocket.compressor.api import Compressor
 from hocket.configured import Configured
+from hocket.errors import CompositionError
 from hocket.outer.api import Merge, Outer
 from hocket.outer.merge import AddDisplacement
 from hocket.segment.partition import Bytes, Segmentation
@@ -164,12 +165,12 @@ class Exchange(Configured):
         """Refuse more segments than the period has steps, if each needs a step of its own.
 
         Raises:
-            ValueError: there are too many segments; says how many.
+            CompositionError: there are too many segments; says how many.
         """
         if self.stagger and num_segments > self.period(size):
-            raise ValueError(
-                f"stagger: {num_segments} segments need {num_segments} steps, but every is {self.period(size)}: use "
-                f"a longer period, or fewer segments ({{name: fragments, count: 2}})"
+            raise CompositionError(
+                f"{self.name}: stagger: {num_segments} segments need {num_segments} steps, but every is "
+                f"{self.period(size)}: use a longer period, or fewer segments ({{name: fragments, count: 2}})"
             )
 
     @property

@@ -172,7 +172,7 @@ class PhaseOpener:
             exchange = scope.exchange
             cut = partition(self._storage.spans, exchange.segments)
             carried = self._carried(scope, len(cut))
-            self._check_segments(exchange, len(cut), scope.peer.size)
+            exchange.check_segments(len(cut), scope.peer.size)
             places = [self._storage.pieces_of(cut[index]) for index in carried]
             segments = self._parameter_segments(
                 exchange, scope.peer, {index: cut[index] for index in carried}, places
@@ -202,13 +202,6 @@ class PhaseOpener:
                 else cure,  # the leaders' groups would not get the mean
             )
         return False
-
-    @staticmethod
-    def _check_segments(exchange: Exchange, num_segments: int, size: int) -> None:
-        try:
-            exchange.check_segments(num_segments, size)
-        except ValueError as error:
-            raise CompositionError(f"{exchange.name}: {error}") from error
 
     def _scopes(self, exchanges: tuple[Exchange, ...]) -> list[_ScopedExchange]:
         """Return the exchanges in which ranks have something to do, in order."""
