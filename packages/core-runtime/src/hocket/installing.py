@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import sysconfig
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path, PurePath, PurePosixPath
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -52,6 +52,14 @@ def origin_of_core() -> Tree:
 def source_folder(origin: TreeView) -> Path:
     """Return the folder that an origin with `dir_info` names."""
     return Path(url2pathname(urlsplit(origin["url"]).path))
+
+
+def installed_version(package: str) -> str | None:
+    """Return a package's version, or None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _beside(core: PurePath, package: str) -> PurePath:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from hocket.cli.doctor_network import addresses_of, interfaces_finding
 from hocket.cli.doctor_packages import both_mpis, gpu, numba_cache, plugins, torch_build
 from hocket.cli.finding import Finding, Verdict
 from hocket.errors import UserError
-from hocket.installing import how_to_install
+from hocket.installing import how_to_install, installed_version
 from hocket.launch.joining import join, launched_rank
 from hocket.launch.mpiexec import Mpiexec, find_mpiexec
 from hocket.launch.rank_process import home, host_memory
@@ -223,10 +222,10 @@ def _library(text: str) -> str:
 
 
 def _drawing(library: str, what: str) -> Finding:
-    try:
-        return Finding.ok(library, f"{version(library)}: {what}")
-    except PackageNotFoundError:
+    found = installed_version(library)
+    if found is None:
         return Finding.note(library, f"missing: no {what}; {how_to_install('hocket-core', 'plot')}")
+    return Finding.ok(library, f"{found}: {what}")
 
 
 def _gib(nbytes: float) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from hocket.cli.finding import Finding
 from hocket.errors import MissingPluginError
-from hocket.installing import how_to_install
+from hocket.installing import how_to_install, installed_version
 from hocket.plugin import Registry, default_registry
 from hocket.plugin.discovery import KNOWN_WORDS
 
@@ -92,14 +91,6 @@ def plugins(registry: Registry | None = None) -> Iterator[Finding]:
     yield Finding.ok(
         "plugins", ", ".join(loaded) or "none installed (`hocket plugins` shows which there are)"
     )
-
-
-def installed_version(package: str) -> str | None:
-    """Return a package's version, or None if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def both_mpis(installed: Callable[[str], str | None] = installed_version) -> Iterator[Finding]:

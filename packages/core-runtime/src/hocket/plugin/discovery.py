@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from hocket.errors import MissingPluginError, suggest
-from hocket.installing import how_to_install
+from hocket.installing import how_to_install, installed_version
 from hocket.patience import speaking_after
 from hocket.plugin.markers import PROJECT
 
@@ -70,15 +70,7 @@ class Plugin:
         return f"{self.package} {self.version}".rstrip()
 
 
-def _core_version() -> str:
-    """Return the version of the running core, or an empty string in a source tree that is not installed."""
-    try:
-        return importlib.metadata.version(_CORE_PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-CORE = Plugin("", _CORE_PACKAGE, _core_version())
+CORE = Plugin("", _CORE_PACKAGE, installed_version(_CORE_PACKAGE) or "")
 
 
 def installed() -> Iterable[EntryPoint]:
@@ -178,7 +170,7 @@ def _advice(word: str, words: list[str]) -> str:
 
 def _check_core(entry: EntryPoint, plugin: Plugin) -> None:
     """Compare the version of core that the plugin's package requires with the running core."""
-    running = _core_version()
+    running = installed_version(_CORE_PACKAGE)
     if entry.dist is None or not running:
         return
     try:

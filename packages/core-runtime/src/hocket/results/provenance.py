@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hocket.disk import write_text
-from hocket.installing import origin_of_core, source_folder, user_file
+from hocket.installing import installed_version, origin_of_core, source_folder, user_file
 from hocket.own_files import set_aside
 from hocket.plain import Tree, TreeView, flattened
 from hocket.plugin.discovery import CORE, installed
@@ -299,15 +299,8 @@ def _git_says(*command: str) -> str | None:
 
 def _versions() -> dict[str, str]:
     plugins = (entry.dist.name for entry in installed() if entry.dist is not None)
-    found = {name: _version(name) for name in (*_PACKAGES, *sorted(plugins))}
+    found = {name: installed_version(name) for name in (*_PACKAGES, *sorted(plugins))}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _ranges(ranks: Iterable[int]) -> str:
