@@ -88,12 +88,12 @@ class Allreduce(Collective):
         from hocket.collective.choosing import ChosenChannel
 
         collectives = [Allreduce(algorithm) for algorithm in _chosen(peer, segments, packing)]
-        parts = []
-        for collective in sorted(set(collectives), key=lambda each: each.algorithm):
-            own = [each for each, its in zip(segments, collectives, strict=True) if its == collective]
-            parts.append(collective._open(peer, own, progress, packing, choices))
         algorithms = [collective.algorithm for collective in collectives]
-        return ChosenChannel(peer, segments, collectives, algorithms, parts, packing, choices.name)
+
+        def open_part(collective: Allreduce, own: Sequence[Segment]) -> Channel:
+            return collective._open(peer, own, progress, packing, choices)
+
+        return ChosenChannel(peer, segments, collectives, algorithms, open_part, packing, choices.name)
 
     def _open(
         self,

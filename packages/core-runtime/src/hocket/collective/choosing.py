@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hocket")
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Collective")
 
 _MOST_REPEATS, _LONG_S = 5, 0.5
 _SMALL_BYTES, _LARGE_BYTES = 1 << 10, 1 << 20
@@ -91,7 +92,7 @@ class ChosenChannel(Channel):
         segments: all of the channel.
         collectives: for each segment the collective with its algorithm, which counts its bytes.
         algorithms: their names.
-        parts: their channels, with the segments that take them.
+        open_part: opens the channel of one of them, for the segments that take it.
         packing: of all parts.
         name: the exchange's.
     """
@@ -100,16 +101,19 @@ class ChosenChannel(Channel):
         self,
         peer: Peer,
         segments: Sequence[Segment],
-        collectives: Sequence[Collective],
+        collectives: Sequence[C],
         algorithms: Sequence[str],
-        parts: Sequence[Channel],
+        open_part: Callable[[C, list[Segment]], Channel],
         packing: Packing | None,
         name: str,
     ) -> None:
         super().__init__(segments, {}, packing)
-        self.averages = any(part.averages for part in parts)
-        self._parts = parts
-        self._part_of = {segment.index: part for part in parts for [segment] in part.groups}
+        takers: dict[C, list[Segment]] = {}
+        for segment, collective in zip(segments, collectives, strict=True):
+            takers.setdefault(collective, []).append(segment)
+        self._parts = [open_part(collective, own) for collective, own in takers.items()]
+        self.averages = any(part.averages for part in self._parts)
+        self._part_of = {segment.index: part for part in self._parts for [segment] in part.groups}
         self.carried_by = {segment.index: its for segment, its in zip(segments, collectives, strict=True)}
         if peer.rank == 0:
             sizes = [segment.outgoing_array.nbytes for segment in segments]

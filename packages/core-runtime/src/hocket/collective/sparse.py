@@ -96,12 +96,12 @@ class SparseAllreduce(Collective):
         from hocket.collective.choosing import ChosenChannel
 
         collectives = self._chosen(peer, segments, packing.compressor)
-        parts = []
-        for collective in dict.fromkeys(collectives):
-            own = [each for each, its in zip(segments, collectives, strict=True) if its == collective]
-            parts.append(collective._open(peer, own, progress, packing))
         algorithms = [collective.algorithm for collective in collectives]
-        return ChosenChannel(peer, segments, collectives, algorithms, parts, packing, choices.name)
+
+        def open_part(collective: SparseAllreduce, own: Sequence[Segment]) -> Channel:
+            return collective._open(peer, own, progress, packing)
+
+        return ChosenChannel(peer, segments, collectives, algorithms, open_part, packing, choices.name)
 
     def _open(
         self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, packing: Packing
