@@ -277,7 +277,13 @@ def _start(
     `ready` is called before a rank begins.
     """
     if starter is not None:
-        return _launch(run, folder, resume, overwrite, starter, options, ready)
+        environment = {}
+        if options.display is Display.BAR:
+            environment = {"COLUMNS": str(shutil.get_terminal_size().columns)}
+        program = [*own_python(), "-m", "hocket.cli.ranking", str(folder / NEXT_CONFIG), str(folder)]
+        program += [f"--display={options.display}", *["--resume"] * resume, *["--overwrite"] * overwrite]
+        assert run.ranks is not None
+        return launch_here(starter, run.ranks, program, lambda: _again(folder), environment, ready)
     ready()
     if run.transport is TransportName.VIRTUAL:
         from hocket.cli.ranking import run_virtual
@@ -344,24 +350,6 @@ def _join(
     if found.rank == 0:
         _show_results(folder, options)
     return 0
-
-
-def _launch(
-    run: RunConfig,
-    folder: Path,
-    resume: bool,
-    overwrite: bool,
-    starter: Starter,
-    options: RunOptions,
-    ready: Callable[[], None],
-) -> int:
-    environment = {}
-    if options.display is Display.BAR:
-        environment = {"COLUMNS": str(shutil.get_terminal_size().columns)}
-    program = [*own_python(), "-m", "hocket.cli.ranking", str(folder / NEXT_CONFIG), str(folder)]
-    program += [f"--display={options.display}", *["--resume"] * resume, *["--overwrite"] * overwrite]
-    assert run.ranks is not None
-    return launch_here(starter, run.ranks, program, lambda: _again(folder), environment, ready)
 
 
 def _again(folder: Path) -> str:
