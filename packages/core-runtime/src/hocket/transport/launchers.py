@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
 from hocket.errors import UserError
@@ -202,11 +202,8 @@ def _by_mpi(environment: Environment, launched: Launched) -> Launched:
     meeting = _chosen_meeting(environment)
     if meeting is None:
         return launched
-    rank, size = launched.rank, launched.size
-    there = _rendezvous(environment, rank, size, *meeting, "hocket")
-    return Launched(
-        launched.launcher, rank, size, launched.local_rank, launched.local_size, ("mpi", "torch"), there
-    )
+    there = _rendezvous(environment, launched.rank, launched.size, *meeting, "hocket")
+    return replace(launched, transports=("mpi", "torch"), rendezvous=there)
 
 
 def _rendezvous(
