@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hocket.arrays import Array, Buffer
 from hocket.trace.record import Recorder, SpanKind
@@ -110,30 +110,27 @@ class TracedLane(WrapperLane):
     ) -> Request:
         if not self._ordered:
             return Lane.iexchange(self, sends, receives, round)  # message by message
-        span = self._collective("exchange", sum(int(data.nbytes) for data, _ in sends))
-        return self._traced(self.held.iexchange(sends, receives, round), span, "exchange")
+        num_bytes = sum(int(data.nbytes) for data, _ in sends)
+        return self._collective("exchange", num_bytes, lambda: self.held.iexchange(sends, receives, round))
 
     def iallreduce(self, send: Array, receive: Array) -> Request:
-        span = self._collective("allreduce", send.nbytes)
-        return self._traced(self.held.iallreduce(send, receive), span, "allreduce")
+        return self._collective("allreduce", send.nbytes, lambda: self.held.iallreduce(send, receive))
 
     def ibroadcast(self, data: Array, root: int) -> Request:
-        span = self._collective("broadcast", data.nbytes)
-        return self._traced(self.held.ibroadcast(data, root), span, "broadcast")
+        return self._collective("broadcast", data.nbytes, lambda: self.held.ibroadcast(data, root))
 
     def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
-        span = self._collective("reduce", send.nbytes)
-        return self._traced(self.held.ireduce(send, receive, root), span, "reduce")
+        return self._collective("reduce", send.nbytes, lambda: self.held.ireduce(send, receive, root))
 
     def iallgather(self, send: Array, receive: Array) -> Request[list[Array]]:
-        span = self._collective("allgather", send.nbytes)
-        return self._traced(self.held.iallgather(send, receive), span, "allgather")
+        return self._collective("allgather", send.nbytes, lambda: self.held.iallgather(send, receive))
 
     def ibarrier(self) -> Request:
-        return self._traced(self.held.ibarrier(), self._collective("barrier", 0), "barrier")
+        return self._collective("barrier", 0, self.held.ibarrier)
 
-    def _collective(self, what: str, num_bytes: int) -> int:
-        return self._recorder.begin(SpanKind.COLLECTIVE, f"{what} in {self._key}", 0, num_bytes)
+    def _collective(self, what: str, num_bytes: int, begin: Callable[[], Request[T]]) -> TracedRequest[T]:
+        span = self._recorder.begin(SpanKind.COLLECTIVE, f"{what} in {self._key}", 0, num_bytes)
+        return self._traced(begin(), span, what)
 
     def _traced(self, held: Request[T], span: int, what: str) -> TracedRequest[T]:
         return TracedRequest(held, self._recorder, span, f"{what} in {self._key}")
