@@ -133,34 +133,36 @@ def _size_of(path: Path) -> int | None:
     return path.stat().st_size if path.exists() else None
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: object, least: int) -> bool:
+    return type(value) is int and value >= least
+
+
+def _all_are(is_right: Callable[[object], bool], value: object) -> bool:
+    return isinstance(value, dict) and all(map(is_right, value.values()))
+
+
 #: The description of each field, and its check.
 _FIELDS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "run": ("text", lambda value: isinstance(value, str) and value != ""),
-    "step": ("a number of steps, 0 or more", lambda value: type(value) is int and value >= 0),
-    "ranks": ("a number of ranks, 1 or more", lambda value: type(value) is int and value >= 1),
+    "step": ("a number of steps, 0 or more", lambda value: _is_number(value, 0)),
+    "ranks": ("a number of ranks, 1 or more", lambda value: _is_number(value, 1)),
     "replicas_equal": ("true or false", lambda value: isinstance(value, bool)),
-    "optimizer": ("text", lambda value: isinstance(value, str)),
+    "optimizer": ("text", _is_text),
     "strategy": ("a mapping", lambda value: isinstance(value, dict)),
-    "versions": (
-        "a mapping of texts",
-        lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
-    ),
+    "versions": ("a mapping of texts", lambda value: _all_are(_is_text, value)),
     "files": (
         "the size of each rank's file",
-        lambda value: (
-            isinstance(value, dict) and all(type(each) is int and each > 0 for each in value.values())
-        ),
+        lambda value: _all_are(lambda each: _is_number(each, 1), value),
     ),
     "checksums": (
         "the checksum of each rank's file",
-        lambda value: (
-            isinstance(value, dict) and all(type(each) is int and each >= 0 for each in value.values())
-        ),
+        lambda value: _all_are(lambda each: _is_number(each, 0), value),
     ),
-    "hosts": (
-        "the hosts of files",
-        lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
-    ),
+    "hosts": ("the hosts of files", lambda value: _all_are(_is_text, value)),
     "format": ("a number", lambda value: type(value) is int),
 }
 
