@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -29,6 +30,11 @@ class Folder(click.Path):
             except (OSError, ValueError) as error:  # no possible name, such as one that is too long
                 self.fail(f"{getattr(error, 'strerror', None) or error}: name another folder", param, ctx)
         return super().convert(value, param, ctx)
+
+
+def out_option(words: str, *, required: bool = False) -> Option:
+    """Return the option for the folder of a command's results."""
+    return click.option("--out", type=Folder(path_type=Path, file_okay=False), required=required, help=words)
 
 
 def add_options(command: Command, options: Sequence[Option]) -> Command:

@@ -6,17 +6,12 @@ from pathlib import Path
 
 import click
 
-from hocket.cli.click_parts import Folder
+from hocket.cli.click_parts import Folder, out_option
 
 
 @click.command()
 @click.argument("source", type=Folder(path_type=Path), metavar="RUN|CHECKPOINT|MODEL")
-@click.option(
-    "--out",
-    type=Folder(path_type=Path, file_okay=False),
-    required=True,
-    help="Folder that is only for the export; an earlier export in it is replaced.",
-)
+@out_option("Folder that is only for the export; an earlier export in it is replaced.", required=True)
 @click.option(
     "--format",
     type=click.Choice(("safetensors", "dcp", "hf", "torch")),

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from hocket import __version__
-from hocket.cli.click_parts import Folder
+from hocket.cli.click_parts import Folder, out_option
 from hocket.cli.completion import complete_overrides, complete_recipes
 from hocket.cli.export_options import export
 from hocket.cli.mistakes import mistakes_reported
@@ -48,11 +48,7 @@ def cli() -> None:
 @_TARGET
 @_OVERRIDES
 @rank_options("that of the file, that of --hosts, or 1")
-@click.option(
-    "--out",
-    type=Folder(path_type=Path, file_okay=False),
-    help="Folder for the results; default: runs/NAME-TIME.",
-)
+@out_option("Folder for the results; default: runs/NAME-TIME.")
 @click.option(
     "--from",
     "start_from",
@@ -101,10 +97,8 @@ def run(
     "that of --hosts", "torch between hosts, and mpi on one host if installed", transports=("mpi", "torch")
 )
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for `python -m`.")
-@click.option(
-    "--out",
-    type=Folder(path_type=Path, file_okay=False),
-    help="Folder for the results of the script's first session, as `hocket run` writes them; default: none.",
+@out_option(
+    "Folder for the results of the script's first session, as `hocket run` writes them; default: none."
 )
 @click.option("--trace", is_flag=True, help="Write trace.json.gz, for ui.perfetto.dev, to the results.")
 @click.option("--report", is_flag=True, help="Write report.html, a page with figures, to the results.")
@@ -268,11 +262,7 @@ def recommend(**options: Any) -> None:
     metavar="NAME=VALUE",
     help="Show seconds and bytes until a metric first reaches a value; may be given several times.",
 )
-@click.option(
-    "--out",
-    type=Folder(path_type=Path, file_okay=False),
-    help="Folder for a page with figures, index.html.",
-)
+@out_option("Folder for a page with figures, index.html.")
 def compare(
     runs: tuple[Path, ...], metrics: tuple[str, ...], targets: tuple[str, ...], out: Path | None
 ) -> None:
@@ -295,11 +285,7 @@ def compare(
 @_TARGET
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE,VALUE...]...")
 @rank_options("the file's, or 1")
-@click.option(
-    "--out",
-    type=Folder(path_type=Path, file_okay=False),
-    help="Folder for the results; default: sweeps/NAME.",
-)
+@out_option("Folder for the results; default: sweeps/NAME.")
 @click.option(
     "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Number of runs at a time."
 )
@@ -371,11 +357,7 @@ def plugins() -> None:
 
 
 @cli.command()
-@click.option(
-    "--out",
-    type=Folder(path_type=Path, file_okay=False),
-    help="Folder to check. Under a launcher: do all ranks see the files that rank 0 writes there?",
-)
+@out_option("Folder to check. Under a launcher: do all ranks see the files that rank 0 writes there?")
 def doctor(out: Path | None) -> None:
     """Check this machine's setup and report problems.
 
