@@ -26,7 +26,7 @@ from hocket.cli.folders import files_of_run
 from hocket.cli.sweep_run import OUTPUT, SweepRun
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.comparison.group import differing_settings
-from hocket.config.settings import DESCRIPTIVE
+from hocket.config.settings import REPORTING
 from hocket.disk import write_text
 from hocket.errors import UserError, reason, some
 from hocket.launch.joining import launched
@@ -44,17 +44,6 @@ from hocket.results.provenance import (
 from hocket.training.run import RunConfig, load_run, resolved
 
 _LOCK = ".sweep.lock"
-
-#: The keys that may differ from an earlier run of the same combination.
-_NOT_COMPARED = (
-    *DESCRIPTIVE,
-    "recipe",
-    "trace",
-    "trace_steps",
-    "report",
-    "checkpoint",
-    "timeout_s",
-)
 
 
 def sweep_command(
@@ -78,9 +67,6 @@ def sweep_command(
     Raises:
         UserError: a wrong argument, option or setting; nothing has been started then.
     """
-    found = launched()
-    if found is not None:
-        raise UserError(f"hocket sweep starts the ranks of its runs itself: leave out {found.launcher}")
     chosen = combinations(target, arguments, wanted.size, wanted.transport)
     _check(chosen)
     configs = [resolved(each.run) for each in chosen]
@@ -115,6 +101,9 @@ def carry_out_in(
     Raises:
         UserError: the folder cannot be used; nothing has been started then.
     """
+    found = launched()
+    if found is not None:
+        raise UserError(f"hocket sweep starts the ranks of its runs itself: leave out {found.launcher}")
     if (folder / CONFIG).exists():
         raise UserError(
             f"--out {folder} is the folder of a run, where `hocket compare {folder}` would not find a sweep: name "
@@ -211,7 +200,7 @@ class _RunOfFile(SweepRun):
         if not path.exists():
             return
         asked = resolved(self.combination.run)
-        keys = [key for key in asked if key not in _NOT_COMPARED]
+        keys = [key for key in asked if key not in REPORTING]
         differing = differing_keys(resolved(load_run(str(path))), asked, keys)
         if differing:
             differences = some([f"{key} is {was}, but you asked for {new}" for key, was, new in differing])

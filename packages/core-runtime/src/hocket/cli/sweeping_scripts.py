@@ -14,7 +14,6 @@ from hocket.cli.sweeping import carry_out_in
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.config.source import SLOTS
 from hocket.errors import UserError, some
-from hocket.launch.joining import launched
 from hocket.own_files import refuse_foreign
 from hocket.results import CONFIG, SWEPT_CONFIG
 from hocket.results.kept_config import read_config
@@ -44,9 +43,6 @@ def sweep_script_command(
     Raises:
         UserError: a wrong argument or option, or a folder that cannot be used; nothing has been started then.
     """
-    found = launched()
-    if found is not None:
-        raise UserError(f"hocket sweep starts the ranks of its runs itself: leave out {found.launcher}")
     if not Path(script).is_file():
         raise UserError(f"there is no file {script}")
     if wanted.size is None:

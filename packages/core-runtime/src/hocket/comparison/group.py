@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Any
 
 from hocket.comparison.record import Record
-from hocket.config.settings import DESCRIPTIVE
+from hocket.config.settings import REPORTING
 from hocket.errors import some
 from hocket.plain import Tree, TreeView
 
@@ -19,15 +19,7 @@ from hocket.plain import Tree, TreeView
 MEANING = "mean ± standard deviation (n - 1) over runs that differ by their seeds only"
 
 #: The keys of a configuration that do not change a run's numbers.
-_REPORTING = (
-    "seed",
-    *DESCRIPTIVE,
-    "recipe",
-    "trace",
-    "report",
-    "checkpoint",
-    "timeout_s",
-)
+_REPORTING = ("seed", *REPORTING)
 
 _STRATEGY = ("strategy", "phases")
 

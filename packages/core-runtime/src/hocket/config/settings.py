@@ -27,6 +27,9 @@ DESCRIPTIVE = (
     "measured_on",
 )
 
+#: Keys that change no number of a run beside its seed: descriptions, reports, and what guards it.
+REPORTING = (*DESCRIPTIVE, "recipe", "trace", "trace_steps", "report", "checkpoint", "timeout_s")
+
 
 class TransportName(StrEnum):
     """The transport, which moves bytes between ranks."""
