@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Sized
-from dataclasses import asdict
+from dataclasses import InitVar, asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -164,36 +164,28 @@ def _begin_from(path: Path, model: nn.Module, peer: Peer) -> None:
     lane.close()
 
 
+@dataclass(eq=False)
 class _Run:
-    def __init__(
-        self,
-        run: RunConfig,
-        task: Task,
-        data: TaskData,
-        loss: Loss,
-        computing: Computing,
-        device: torch.device,
-        session: Session,
-        results: Results | None,
-        out: Path,
-        resume: bool,
-        overwrite: bool,
-        display: Display,
-    ) -> None:
-        self._run = run
-        self._task = task
-        self._data = data
-        self._loss = loss
-        self._computing = computing
-        self._device = device
-        self._session = session
-        self._results = results
-        self._out, self._checkpoints = out, out / CHECKPOINTS
-        self._display = display
+    _run: RunConfig
+    _task: Task
+    _data: TaskData
+    _loss: Loss
+    _computing: Computing
+    _device: torch.device
+    _session: Session
+    _results: Results | None
+    _out: Path
+    resume: InitVar[bool]
+    overwrite: InitVar[bool]
+    _display: Display
+
+    def __post_init__(self, resume: bool, overwrite: bool) -> None:
+        run, session, display = self._run, self._session, self._display
+        self._checkpoints = self._out / CHECKPOINTS
         self._schedules = Schedules(run.schedulers, session.inner.optimizers.given)
         self._clip()
         self._per_step = run.batch_size * run.accumulate
-        self._per_epoch = steps_per_epoch(run, len(cast(Sized, data.train)), session.data_size)
+        self._per_epoch = steps_per_epoch(run, len(cast(Sized, self._data.train)), session.data_size)
         self._done_in_epoch = 0
         self._since_row = SinceRow()
         self._time = TrainingTime(session)
