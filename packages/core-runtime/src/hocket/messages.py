@@ -17,8 +17,12 @@ from torch import Tensor
 from hocket.arrays import Array
 from hocket.checkpoint.tree import flatten, unflatten
 from hocket.errors import UserError
+from hocket.plain import Batch
 
 _LENGTH_BYTES = 8
+
+# Bytes to which each tensor's start is aligned, enough for every dtype.
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,31 @@ class Form:
 
     structure: str
     tensors: tuple[TensorForm, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one piece of memory for all of its tensors."""
+        return sum(map(_padded, self.tensors))
+
+    def views(self, memory: Array) -> list[Tensor]:
+        """Return the tensors as views of memory, uint8 [nbytes]."""
+        whole, views, start = torch.from_numpy(memory), [], 0
+        for tensor in self.tensors:
+            part = whole[start : start + tensor.nbytes]
+            views.append(part.view(tensor.dtype).view(tensor.shape) if len(part) else tensor.empty())
+            start += _padded(tensor)
+        return views
+
+    def filled(self, tensors: Sequence[Tensor]) -> Array:
+        """Return memory with copies of tensors of this form, uint8 [nbytes]."""
+        memory = np.zeros(self.nbytes, np.uint8)
+        for view, tensor in zip(self.views(memory), tensors, strict=True):
+            view.copy_(tensor.detach())
+        return memory
+
+    def value(self, memory: Array) -> Batch:
+        """Return the value whose tensors lie in `filled` memory, in memory of its own."""
+        return put_together(self, [view.clone() for view in self.views(memory)])
 
     def encode(self) -> bytes:
         """Return the form as a message."""
@@ -108,27 +137,18 @@ def pack(value: object) -> bytes:
     """
     form, tensors = take_apart(value)
     head = form.encode()
-    return b"".join(
-        [
-            len(head).to_bytes(_LENGTH_BYTES, "little"),
-            head,
-            *(as_bytes(tensor).tobytes() for tensor in tensors),
-        ]
-    )
+    return b"".join([len(head).to_bytes(_LENGTH_BYTES, "little"), head, form.filled(tensors).data])
 
 
 def unpack(message: bytes) -> Any:
     """Return the value that was packed, its tensors in host memory of their own."""
     start = _LENGTH_BYTES + int.from_bytes(message[:_LENGTH_BYTES], "little")
     form = Form.decode(message[_LENGTH_BYTES:start])
-    numbers = np.frombuffer(message, np.uint8)
-    tensors = []
-    for of_tensor in form.tensors:
-        tensor = of_tensor.empty()
-        as_bytes(tensor)[:] = numbers[start : start + of_tensor.nbytes]
-        start += of_tensor.nbytes
-        tensors.append(tensor)
-    return put_together(form, tensors)
+    return form.value(np.frombuffer(bytearray(message[start:]), np.uint8))
+
+
+def _padded(tensor: TensorForm) -> int:
+    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _dtype(name: str) -> torch.dtype:

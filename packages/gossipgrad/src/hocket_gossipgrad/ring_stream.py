@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 
 from hocket.api import Array, Peer, Request, SampleStream, messages, plain
-from hocket_gossipgrad.packed_batch import BatchForm, pack
+from hocket_gossipgrad.packed_batch import pack
 
 
 class RingStream(SampleStream):
@@ -37,7 +37,7 @@ class RingStream(SampleStream):
         self._peer = peer
         self._lane = peer.lane("samples")
         #: The forms of each rank's own batches, by rank; empty before the first epoch.
-        self._forms: list[list[BatchForm]] = []
+        self._forms: list[list[messages.Form]] = []
         self._first_epoch = epoch
         self._epoch = -1
         self._position = 0  # how many batches of this epoch have been handed out
@@ -90,9 +90,9 @@ class RingStream(SampleStream):
             number = self._position
             packed = self._arrived(number)
             self._position += 1
-            yield forms[number].unpack(packed)
+            yield forms[number].value(packed)
 
-    def _forms_in(self, epoch: int) -> list[BatchForm]:
+    def _forms_in(self, epoch: int) -> list[messages.Form]:
         """Return the forms of this rank's batches in an epoch."""
         return self._forms[(self._peer.rank - epoch) % self._peer.size]
 
@@ -167,16 +167,16 @@ class RingStream(SampleStream):
         return self._epoch * max(map(len, self._forms)) + number
 
 
-def _encoded(forms: Sequence[BatchForm]) -> bytes:
+def _encoded(forms: Sequence[messages.Form]) -> bytes:
     """Return forms as a message: each distinct form once, and for every batch the number of its form."""
-    numbers: dict[BatchForm, int] = {}
+    numbers: dict[messages.Form, int] = {}
     of_batches = [numbers.setdefault(form, len(numbers)) for form in forms]
-    return json.dumps([[each.form.encode().decode() for each in numbers], of_batches]).encode()
+    return json.dumps([[each.encode().decode() for each in numbers], of_batches]).encode()
 
 
-def _decoded(message: bytes) -> list[BatchForm]:
+def _decoded(message: bytes) -> list[messages.Form]:
     encoded, of_batches = json.loads(message)
-    forms = [BatchForm(messages.Form.decode(each.encode())) for each in encoded]
+    forms = [messages.Form.decode(each.encode()) for each in encoded]
     return [forms[number] for number in of_batches]
 
 
