@@ -260,13 +260,6 @@ class OuterSegment:
 
         return put_back
 
-    def average(self, lane: Lane) -> None:
-        """Set the outer parameters to their mean over the ranks of a lane."""
-        own = self.parameters.cpu()
-        total = torch.empty_like(own)
-        lane.iallreduce(own.numpy(), total.numpy()).wait()
-        self.parameters.copy_(total.div_(lane.size))
-
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return the state for a resumed run, by parameter."""
         sent = {} if self._sent is None else {"sent": self._sent}

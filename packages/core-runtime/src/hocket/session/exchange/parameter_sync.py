@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hocket.session.exchange.parameters import MixState, ParameterMix
 from hocket.session.exchange.push_sum import KeptPushSum, Unrounded
+from hocket.session.save.set_to_mean import set_to_mean
 from hocket.strategy.exchange import Exchange, Overlap
 
 
@@ -95,7 +96,7 @@ class ParameterSync:
             if mix.outer:
                 lane = mix.opened.peer.lane(f"{mix.opened.exchange.name} outer")
                 for each in mix.outer.values():
-                    each.average(lane)
+                    set_to_mean(each.parameters, lane)
                 lane.close()
 
     def outer_steps(self) -> dict[str, int]:
