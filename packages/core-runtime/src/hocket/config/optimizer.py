@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -102,10 +101,4 @@ def _find(reference: Reference) -> type[Optimizer]:
     import torch
 
     # LBFGS evaluates the loss several times in a step, which a run's training loop does not offer it.
-    left_out = (torch.optim.Optimizer, torch.optim.LBFGS)
-    optimizers = {
-        name.lower(): value
-        for name, value in vars(torch.optim).items()
-        if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value not in left_out
-    }
-    return reference.find_class("optimizer", torch.optim.Optimizer, optimizers)
+    return reference.find_class("optimizer", torch.optim.Optimizer, torch.optim, torch.optim.LBFGS)

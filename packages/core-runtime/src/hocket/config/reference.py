@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import TypeVar
 
 from hocket.config.document import Document, Location, Origin
@@ -84,19 +85,25 @@ class Reference:
         """Return the reference without some of its arguments."""
         return replace(self, arguments={k: v for k, v in self.arguments.items() if k not in keys})
 
-    def find_class(self, what: str, base: type[T], named: Mapping[str, type[T]]) -> type[T]:
+    def find_class(self, what: str, base: type[T], module: ModuleType, *left_out: type) -> type[T]:
         """Return the class that the name means.
 
         Args:
             what: the kind of class, for errors.
             base: the class from which it must be derived.
-            named: classes by their lower-case names in configs, of which the case does not matter; others are written
-                `module:Class`.
+            module: a module of such classes, which are named without regard to case; others are written `module:Class`.
+            left_out: those of the module that no config may name.
 
         Raises:
             ConfigError: there is no such class; names source and key.
         """
         if ":" not in self.name:
+            named: dict[str, type[T]] = {
+                name.lower(): found
+                for name, found in vars(module).items()
+                if inspect.isclass(found) and issubclass(found, base)
+                if found not in (base, *left_out) and not name.startswith("_")
+            }
             if self.class_name not in named:
                 allowed = f"{', '.join(sorted(named))}, or one of your own as module:Class"
                 problem = f"there is no {what} {self.name!r}"

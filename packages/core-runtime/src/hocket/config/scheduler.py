@@ -123,12 +123,4 @@ def _find(reference: Reference) -> type[LRScheduler]:
     """Return the scheduler class that a reference names."""
     from torch.optim import lr_scheduler
 
-    schedulers = {
-        name.lower(): value
-        for name, value in vars(lr_scheduler).items()
-        if inspect.isclass(value)
-        and issubclass(value, lr_scheduler.LRScheduler)
-        and not name.startswith("_")
-        and name != "LRScheduler"
-    }
-    return reference.find_class("scheduler", lr_scheduler.LRScheduler, schedulers)
+    return reference.find_class("scheduler", lr_scheduler.LRScheduler, lr_scheduler)
