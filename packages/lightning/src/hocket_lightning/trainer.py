@@ -54,7 +54,7 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         self._compared = self._has_ended = False
         self._loaded: Path | None = None
         #: The last state of the model that Lightning was given to save.
-        self._given: dict[str, Any] | None = None
+        self._given: dict[str, object] | None = None
 
     # ---- the beginning -----------------------------------------------------------------------------------------
 
@@ -236,13 +236,13 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
 
     # ---- the end -----------------------------------------------------------------------------------------------
 
-    def _end_training(self, *given: Any) -> None:
+    def _end_training(self, *_: object) -> None:
         """Give all ranks the replicas' mean, before callbacks save or replace the trained model; collective."""
         assert self.session is not None
         self.session.consensus()
         self._has_ended = True
 
-    def _share(self, state: dict[str, Any]) -> None:
+    def _share(self, state: dict[str, object]) -> None:
         """Give all ranks the mean of weights that callbacks have made, each from its own replica's; collective."""
         values = [each for each in state.values() if isinstance(each, Tensor) and each.is_floating_point()]
         if len({*self.gathered(zlib.crc32(messages.pack(values)), "weights")}) > 1:
