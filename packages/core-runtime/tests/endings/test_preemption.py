@@ -256,7 +256,10 @@ def test_one_session_of_a_process_saves_on_a_signal(tmp_path: Path) -> None:
         model = torch.nn.Linear(4, 2)
         return hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.01), "sgd")
 
-    hocket.virtual(2).run(lambda: [attach().save_on_signal(tmp_path / "virtual")].clear())
+    def leave_open() -> None:
+        attach().save_on_signal(tmp_path / "virtual")
+
+    hocket.virtual(2).run(leave_open)
     with attach() as first, attach() as second:
         first.save_on_signal(tmp_path / "own")
         for each in (first, second):

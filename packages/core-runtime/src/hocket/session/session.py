@@ -292,8 +292,8 @@ class Session:
         several hosts only if all hosts reach rank 0's. mpiexec passes SIGUSR1 on, and ends ranks by SIGTERM at once.
 
         Args:
-            folder, keep, more: as for `save`; or a function that all ranks call to save, which returns where. Its folder
-                is not checked before training.
+            folder, keep, more: as for `save`; or a function that all ranks call to save, which returns where: its
+                folder is not checked before training.
             unless_handled: whether to do nothing if the script handled a signal before `attach`; for frameworks.
 
         Returns:
