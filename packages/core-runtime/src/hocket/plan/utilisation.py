@@ -23,7 +23,7 @@ BANDWIDTHS: Sequence[float] = (np.logspace(-1, 3, 50) * 1e9).tolist()
 BACKWARD_SHARE = 2 / 3
 
 
-def exposed_seconds(plan: Plan, step_s: float) -> float:
+def exposed_seconds(plan: Plan, step_s: float, hidden_s: float = 0.0) -> float:
     """Return a rank's mean wait for exchanges, in seconds per step.
 
     Overlap backward hides exchanges of early gradients during two thirds of a step, shared by layers in proportion to
@@ -33,15 +33,16 @@ def exposed_seconds(plan: Plan, step_s: float) -> float:
     Args:
         plan: of the exchanges.
         step_s: seconds of computing in a step.
+        hidden_s: seconds that are hidden of other traffic.
     """
     gradients = [planned for planned in plan.exchanges if planned.exchange.slot == GRADIENTS]
     exposed = 0.0
     if gradients:
         backward_s = step_s * BACKWARD_SHARE * (gradients[0].exchange.overlap is Overlap.BACKWARD)
-        exposed += max(0.0, _ended_after(gradients, backward_s) - backward_s)
+        exposed += max(0.0, _ended_after(gradients, backward_s) - backward_s - hidden_s)
     for planned in plan.exchanges:
         if planned not in gradients:
-            hides = step_s * _hidden_steps(planned)
+            hides = hidden_s + step_s * _hidden_steps(planned)
             sends = planned.segment_seconds if planned.exchange.stagger else [sum(planned.segment_seconds)]
             period = min(planned.exchange.period(len(scope)) for scope in planned.scopes)
             exposed += sum(max(0.0, seconds - hides) for seconds in sends) / period
@@ -76,31 +77,34 @@ def _hidden_steps(planned: ExchangePlan) -> float:
     return exchange.delay + (1 - BACKWARD_SHARE) * (exchange.overlap is Overlap.FORWARD)
 
 
-def computing_share(plan: Plan, step_s: float, held_up_s: float = 0.0) -> float:
+def computing_share(plan: Plan, step_s: float, hidden_s: float = 0.0, held_up_s: float = 0.0) -> float:
     """Return the share of its time that a rank computes, 0 to 1.
 
     Args:
-        plan, step_s: see `exposed_seconds`.
+        plan, step_s, hidden_s: see `exposed_seconds`.
         held_up_s: of `held_up_seconds`; 0 if no rank is late.
     """
-    return step_s / (step_s + exposed_seconds(plan, step_s) + held_up_s)
+    return step_s / (step_s + exposed_seconds(plan, step_s, hidden_s) + held_up_s)
 
 
 def least_bandwidths(
     planned: Callable[[float], Plan],
     step_s: float,
     shares: Sequence[float],
+    hidden_s: float = 0.0,
     held_up_s: float = 0.0,
 ) -> list[float | None]:
     """Return the least of `BANDWIDTHS` with which a rank computes each share of its time; None if none is enough.
 
     Args:
         planned: function from a bandwidth in bits a second to the plan.
-        step_s, held_up_s: see `computing_share`.
+        step_s, hidden_s, held_up_s: see `computing_share`.
         shares: 0 to 1.
     """
     found = (
-        bisect_left(BANDWIDTHS, share, key=lambda each: computing_share(planned(each), step_s, held_up_s))
+        bisect_left(
+            BANDWIDTHS, share, key=lambda each: computing_share(planned(each), step_s, hidden_s, held_up_s)
+        )
         for share in shares
     )
     return [BANDWIDTHS[at] if at < len(BANDWIDTHS) else None for at in found]
