@@ -179,7 +179,7 @@ def test_another_number_of_ranks_keeps_what_all_shared(
         assert given.keys() == oracle.keys()
         assert all(torch.equal(given[each], oracle[each]) for each in given)
     [message] = [record.getMessage() for record in caplog.records if "is dropped" in record.getMessage()]
-    assert f"is of {RANKS} ranks, and {ranks} run" in message
+    assert f"was saved by {RANKS} ranks, but {ranks} ranks run" in message
     assert "is dropped (replicas that differ)" in message
 
 

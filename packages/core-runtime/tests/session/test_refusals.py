@@ -89,10 +89,11 @@ def test_fsdp2() -> None:
     model = mlp()
     fully_shard(model[0], mesh=init_device_mesh("cpu", (1,)))
     attach(model)  # an island of one rank
-    for key, given in (("island", init_device_mesh("cpu", (1,))), ("same_samples", ["tp"])):
-        refused = f"{key} is given, but no parameter of the model is sharded: leave {key} out"
-        with pytest.raises(AttachError, match=refused):
-            hocket.attach(mlp(), sgd(mlp()), "sgd", **{key: given})
+    refused = "is given, but no parameter of the model is sharded: leave"
+    with pytest.raises(AttachError, match=f"island {refused} island out"):
+        hocket.attach(mlp(), sgd(mlp()), "sgd", island=init_device_mesh("cpu", (1,)))
+    with pytest.raises(AttachError, match=f"same_samples {refused} same_samples out"):
+        hocket.attach(mlp(), sgd(mlp()), "sgd", same_samples=["tp"])
 
 
 @pytest.mark.usefixtures("process_group")
