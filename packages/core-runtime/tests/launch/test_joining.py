@@ -100,7 +100,7 @@ def test_a_run_in_the_shell_of_a_job_starts_its_own_ranks(
         begun.append(run.ranks)
         raise StopIteration
 
-    monkeypatch.setattr(running, "_launch", launch)
+    monkeypatch.setattr(running, "_start", launch)
     monkeypatch.setattr(ranking, "run_virtual", launch)
     with contextlib.suppress(StopIteration):
         running.run_command(

@@ -286,9 +286,10 @@ def test_a_signal_for_all_ranks_reaches_those_of_other_hosts(
 ) -> None:
     """SIGTERM to the starter asks ranks to save and end, by SIGUSR1."""
     ends = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))"
-    starter = os.getpid()
-    ask = f"rank == 0 and [time.sleep(1), os.kill({starter}, signal.SIGTERM)]"
-    status, _, err = run_far(f"{ends}; {ask}; {SLEEP}")
+    note = f"folder = pathlib.Path({str(tmp_path)!r}); (folder / f'ready-{{rank}}').touch()"
+    wait = "[time.sleep(0.02) for _ in iter(lambda: len(list(folder.glob('ready-*'))), 3)]"
+    ask = f"rank == 0 and [{wait}, os.kill({os.getpid()}, signal.SIGTERM)]"
+    status, _, err = run_far(f"import pathlib; {ends}; {note}; {ask}; {SLEEP}")
     assert (status, err) == (0, "")
 
 

@@ -120,7 +120,9 @@ def test_two_runs_at_once_do_not_share_a_folder(hocket: Hocket, within: Path) ->
     with locked(within / "RUN", "other"):
         ended = hocket(*RUN)
     assert ended.status == 2
-    assert ended.err.startswith("hocket: --out RUN: another run is at work there (run other, process ")
+    assert ended.err.startswith(
+        "hocket: --out RUN: another run is writing to this folder (run other, process "
+    )
     assert hocket(*RUN).status == 0
 
 
