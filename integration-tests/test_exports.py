@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from islands import run_once
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -152,16 +149,7 @@ def by_transformers(folder: Path) -> dict[str, Tensor]:
 
 
 def by_fsdp2(ranks: int, folder: Path) -> dict[str, Tensor]:
-    job = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "islands/ranks.py")],
-        input=json.dumps([str(folder.parent), "read", ranks, [folder.name]]) + "\n",
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert job.stdout.split() == ["0"], job.stdout + job.stderr
+    run_once(folder.parent, "read", ranks, [folder.name])
     state: dict[str, Tensor] = torch.load(folder / f"{ranks}.pt", weights_only=True)
     return state
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from islands import RANKS
 from islands.cases import CASES, WIDE, full, make, run_whole
 from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -29,8 +30,6 @@ from hocket.session.save.saved_model import open_checkpoint
 from hocket.transport.network import NetworkModel
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
-
-RANKS = Path(__file__).parent / "islands" / "ranks.py"
 
 ALL = CASES | WIDE
 

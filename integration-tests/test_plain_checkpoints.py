@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from islands import run_once
 from islands.plain import made
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -18,7 +15,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 import hocket
 from hocket.cli.main import cli
 
-RANKS = Path(__file__).parent / "islands" / "ranks.py"
 NAMES = ("fsdp2", "ddp", "ddp by its own names")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -27,16 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train by each of the scripts on two ranks."""
     folder = tmp_path_factory.mktemp("plain")
-    job = subprocess.run(
-        [sys.executable, str(RANKS)],
-        input=json.dumps([str(folder), "plain", 2, NAMES]) + "\n",
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert job.stdout.split() == ["0"], job.stdout + job.stderr
+    run_once(folder, "plain", 2, NAMES)
     return folder
 
 
