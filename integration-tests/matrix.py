@@ -18,6 +18,8 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
+import pytest
+
 from hocket.collective.api import Collective, Ends
 from hocket.compressor import Compressor
 from hocket.compressor.wrapper import Identity
@@ -91,6 +93,14 @@ def everything() -> Registry:
 
 def recipes(registry: Registry | None = None) -> list[str]:
     return [recipe.name for recipe in (registry or everything()).recipes()]
+
+
+def full_but(names: list[str], every: int) -> list[Any]:
+    """Return parameters of a test: the first of so many names, and each further one for the full set alone."""
+    return [
+        pytest.param(name, marks=pytest.mark.full if number % every else [])
+        for number, name in enumerate(names)
+    ]
 
 
 def shorter_periods(recipe: str, steps: int) -> list[str]:
@@ -458,8 +468,8 @@ def accepted(slot: str) -> list[tuple[Cell, int]]:
 def tried(slot: str) -> list[tuple[Cell, int]]:
     """Return some of the cells that can be run, each with a number of ranks: all where HOCKET_CELLS is `all`.
 
-    Otherwise as few as needed for each choice to be in one, and for any two words that are in one cell to meet in a
-    chosen one. `test_cells.py` draws from the others in each run.
+    Otherwise as few as needed for each choice to be in one, and for each collective to meet each word that is in a cell
+    of its own. `test_cells.py` draws from the others in each run.
     """
     ways = accepted(slot)
     if os.environ.get("HOCKET_CELLS") == "all":
@@ -475,10 +485,12 @@ def tried(slot: str) -> list[tuple[Cell, int]]:
 
 @cache
 def _meetings(cell: Cell, ranks: int) -> frozenset[tuple[str, ...]]:
-    """Return a cell's choices, and each two of their words: what holds another, or is switched, is of several."""
-    words = [word for choice in cell.choices for word in choice.split("+")]
-    pairs = itertools.combinations((*words, f"{ranks} ranks"), 2)
-    return frozenset(pairs) | {(choice,) for choice in cell.choices}
+    """Return a cell's choices, and its collective with each word: what holds another, or is switched, is of several."""
+    collective, *others = cell.choices
+    words = [f"{ranks} ranks", *(word for choice in others for word in choice.split("+"))]
+    return frozenset((collective.split("+")[0], word) for word in words) | {
+        (choice,) for choice in cell.choices
+    }
 
 
 def refused(slot: str) -> dict[str, tuple[Cell, int, CompositionError]]:

@@ -61,7 +61,7 @@ def performed(
     return ended
 
 
-@pytest.mark.parametrize(("name", "chosen", "ranks"), ways(list(EXACT), 2, (1, 2, 3)))
+@pytest.mark.parametrize(("name", "chosen", "ranks"), ways(list(EXACT), 1, (1, 2, 3)))
 def test_one_process_with_the_whole_batch_has_the_same_numbers(
     name: str, chosen: str, ranks: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -189,7 +189,8 @@ TORCH = ("hocket", "launch", "-n", "4", "--transport", "torch")
     ("script", "starter"),
     [
         pytest.param("train.py", TORCHRUN, marks=pytest.mark.full),
-        pytest.param("train.py", MPI, marks=pytest.mark.mpi),
+        pytest.param("train.py", MPI, marks=[pytest.mark.full, pytest.mark.mpi]),
+        ("train.py", TORCH),
         ("tensor_parallel.py", TORCH),
         pytest.param("tensor_parallel.py", TORCHRUN, marks=pytest.mark.full),
         pytest.param("tensor_parallel.py", MPI, marks=[pytest.mark.full, pytest.mark.mpi]),

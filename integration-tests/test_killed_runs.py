@@ -29,7 +29,7 @@ from hocket.errors import CheckpointError, PeerLostError
 from hocket.transport.faults import Faults, KillAt
 
 STEPS, SAVE_EVERY = 6, 2
-NUM_RUNS = int(os.environ.get("HOCKET_KILLED_RUNS", "50"))
+NUM_RUNS = int(os.environ.get("HOCKET_KILLED_RUNS", "20"))
 PER_TEST = 50
 
 GROUP, LEADERS = {"name": "group", "size": 2}, {"name": "leaders", "size": 2}

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from machine.drawing import SessionMachine
 
-NUM_SEQUENCES = int(os.environ.get("HOCKET_SEQUENCES", "50"))
+NUM_SEQUENCES = int(os.environ.get("HOCKET_SEQUENCES", "20"))
 SEED = int(os.environ.get("HOCKET_SEED", "0"))
 PER_TEST = 50
 
@@ -34,7 +34,7 @@ def test_sequences_of_moves(part: int) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=PER_TEST,
+            max_examples=min(PER_TEST, NUM_SEQUENCES),
             stateful_step_count=12,
             deadline=None,
             database=None,

@@ -1,4 +1,7 @@
-"""Every recipe and some cells over real MPI, in one job: the same numbers as the reference, the bytes as planned."""
+"""Recipes and some cells over real MPI, in one job: the same numbers as the reference, the bytes as planned.
+
+CI has every other recipe, the full set all.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,8 @@ _JOB_TIMEOUT_S = 150
 def targets() -> dict[str, list[Any]]:
     """Return the arguments of `hocket.compose`, by name."""
     cells = {cell.id: cell.config for slot in ("gradients", "parameters") for cell, _ in accepted(slot)}
-    whole = {name: [name, *shorter_periods(name, STEPS)] for name in recipes()}
+    names = recipes() if os.environ.get("HOCKET_CELLS") == "all" else recipes()[::2]
+    whole = {name: [name, *shorter_periods(name, STEPS)] for name in names}
     return whole | {name: [cells[name]] for name in CELLS}
 
 

@@ -20,6 +20,7 @@ def recommend(*more: str) -> str:
     return told.stdout
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("bandwidth", ["100mbit", "1gbit", "1tbit"])
 @pytest.mark.parametrize("more", [(), ("optimizer=sgd",), ("--late", "1x300ms")], ids=" ".join)
 def test_it_fits_a_screen(bandwidth: str, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:

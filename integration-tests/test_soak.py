@@ -84,7 +84,7 @@ def soak_recipe(peer: Peer, recipe: str, steps: int) -> list[list[int]]:
     return [list(each) for each in soak(soaked(recipe), steps, peer)]
 
 
-@pytest.mark.parametrize("recipe", ["dpsgd", "sgp", "crossover", "periodic_average", "agd", "diloco"])
+@pytest.mark.parametrize("recipe", ["sgp", "agd", "diloco"])  # `test_20000_steps` has all
 def test_300_steps(recipe: str) -> None:
     for before, after in hocket.virtual(2).run(soak, soaked(recipe), 300):
         check(before, after, 200)

@@ -151,7 +151,9 @@ CASES = {
     "agd by bytes, AdamW": Case(
         ["agd", "gradients.0.segments={name: bytes, size_mb: 0.001}"], optimizer="adamw", seeds=True
     ),
-    "dpsgd": Case(["dpsgd", "parameters.0.segments=layers"], seeds=True, attach={"initial": "keep"}),
+    "dpsgd": Case(
+        ["dpsgd", "parameters.0.segments=layers"], seeds=True, attach={"initial": "keep"}, often=True
+    ),
     "sgp": Case(["sgp"], seeds=True, attach={"initial": "keep"}),
     "overlap_sgp": Case(["overlap_sgp"], often=True),
     "periodic_average": Case(
@@ -160,7 +162,7 @@ CASES = {
     "diloco": Case(DILOCO, steps=7),
     "diloco, AdamW, clipped": Case(DILOCO, optimizer="foreach", clip=0.05, style="root", steps=5, often=True),
     "diloco, uneven": Case(DILOCO, uneven=(6, 5, 6, 6), clip=0.05, often=True),
-    "diloco, NaN": Case(DILOCO, nan=(3, 2), attach={"on_nonfinite": "skip"}, often=True),
+    "diloco, NaN": Case(DILOCO, nan=(3, 2), attach={"on_nonfinite": "skip"}),
     "diloco, float32": Case(DILOCO, double=False),
     "diloco.streaming": Case(["diloco.streaming", "parameters.0.every=8"], steps=20, often=True),
     "powersgd": Case(["powersgd"], often=True),
@@ -195,8 +197,7 @@ _BETWEEN_FOUR: dict[str, Sequence[Any]] = {
     "gossipgrad without samples": ["gossipgrad", "samples=null", "parameters.0.overlap=none"],
 }
 WIDE = {
-    f"four islands, {name}": Case(strategy, shape=(4, 2), steps=7, often=name == "dpsgd")
-    for name, strategy in _BETWEEN_FOUR.items()
+    f"four islands, {name}": Case(strategy, shape=(4, 2), steps=7) for name, strategy in _BETWEEN_FOUR.items()
 }
 for kind, sizes in (("hsdp", (2, 2, 2)), ("fsdp tp", (2, 2, 2)), ("fsdp sp", (2, 2, 2)), ("sp", (2, 4))):
     WIDE |= {
