@@ -465,17 +465,20 @@ def accepted(slot: str) -> list[tuple[Cell, int]]:
     return [(cell, ranks) for (_, ranks), cell in _sorted_out(slot)[0].items()]
 
 
+@cache
 def tried(slot: str) -> list[tuple[Cell, int]]:
     """Return some of the cells that can be run, each with a number of ranks: all where HOCKET_CELLS is `all`.
 
-    Otherwise as few as needed for each choice to be in one, and for each collective to meet each word that is in a cell
-    of its own. `test_cells.py` draws from the others in each run.
+    Otherwise as few as needed for each choice to be in one of either slot, and for each collective to meet each word
+    that is in a cell of its own. `test_cells.py` draws from the others in each run.
     """
     ways = accepted(slot)
     if os.environ.get("HOCKET_CELLS") == "all":
         return ways
     chosen = []
     unmet = {meeting for way in ways for meeting in _meetings(*way)}
+    if slot == "parameters":
+        unmet -= {(choice,) for cell, _ in tried("gradients") for choice in cell.choices}
     while unmet:
         way = max(ways, key=lambda way: len(_meetings(*way) & unmet))
         chosen.append(way)

@@ -171,8 +171,8 @@ def test_runs_in_which_a_rank_dies(first: int, tmp_path: Path) -> None:
         for rank, (ended, wanted) in enumerate(zip(again, expected, strict=True)):
             assert torch.equal(ended, wanted), f"{what}: rank {rank}, resumed, ended elsewhere"
     # A kill that comes too late leaves a run whole, and one that comes early leaves no checkpoint; many do neither.
-    assert deaths > PER_TEST // 4
-    assert resumed > PER_TEST // 10
+    assert deaths > min(PER_TEST, NUM_RUNS) // 4
+    assert resumed > min(PER_TEST, NUM_RUNS) // 10
 
 
 def check_ends(run: Befallen, expected: list[torch.Tensor], what: str) -> None:

@@ -59,6 +59,7 @@ def test_a_host_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert "Each of host0, host7 has to be reachable without a password: `ssh host7 true`" in job.stderr
 
 
+@pytest.mark.full
 def test_torchrun_on_each_of_two_hosts(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
     torchrun += ["--master-addr", "host0", "--master-port", "29500"]
@@ -81,7 +82,7 @@ def test_torchrun_on_each_of_two_hosts(tmp_path: Path) -> None:
     assert all(each["parameters"] == told[0]["parameters"] for each in told)
 
 
-@pytest.mark.parametrize("transport", ["torch", "mpi"])
+@pytest.mark.parametrize("transport", [pytest.param("torch", marks=pytest.mark.full), "mpi"])
 @pytest.mark.parametrize(
     ("how", "who"),
     [

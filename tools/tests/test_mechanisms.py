@@ -29,6 +29,7 @@ def test_mechanisms_are_where_the_list_says_and_the_page_tells_of_each(
 
 
 @pytest.mark.mpi
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_mechanism_is_measured_and_its_alternative_ends_with_the_same_weights() -> None:
     options = ["--ranks", "2", "--pairs", "1", "--seconds", "0", "pipes"]

@@ -21,6 +21,7 @@ def unknown(x: torch.Tensor) -> list:
 """
 
 
+@pytest.mark.alone  # after `tools/types`, which leaves what mypy knows of torch: a minute of reading
 @pytest.mark.timeout(400)
 def test_what_has_no_type_or_another_one_than_torchs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(WRONG)

@@ -357,12 +357,13 @@ if sys.argv[2] == "closed":
 
 @pytest.mark.parametrize("how", ["slow", "closed"])
 def test_a_script_that_ends_without_close_is_told(how: str, tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", UNCLOSED, tmp_path, how], capture_output=True, text=True, check=True
-    )
+    script = tmp_path / "train.py"
+    script.write_text(UNCLOSED)
+    command = [sys.executable, str(script), str(tmp_path / "saved"), how]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
     warned = "hocket: warning: this process ends before the checkpoint of step 0 is complete, which a thread writes"
     assert (warned in ended.stderr) is (how == "slow"), ended.stderr
-    assert len(folders.complete(tmp_path)) == (how == "closed")
+    assert len(folders.complete(tmp_path / "saved")) == (how == "closed")
 
 
 DTYPES = [torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.int16, torch.uint16, torch.bool]

@@ -55,6 +55,7 @@ def start(hosts: Any, folders: Sequence[Path], what: str) -> list[subprocess.Pop
     return ranks
 
 
+@pytest.mark.full  # eight Pythons that are no forks; `test_run_on_own_disks.py` swaps folders
 def test_hosts_are_killed_and_come_back_swapped(tmp_path: Path) -> None:
     expected = [digest_of(result.bits()) for result in on_ranks(4, TRAINING)]
     folders = [tmp_path / "disk-0", tmp_path / "disk-1"]

@@ -44,6 +44,7 @@ def curve(ranks: list[dict[str, Any]]) -> list[float]:
     return [sum(loss * weight for loss, weight in step) / sum(weight for _, weight in step) for step in steps]
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("num", [96, 101, 97, 3])
 @pytest.mark.parametrize("strategy", [["sgd"], ["agd", "gradients.0.segments=layers"]], ids=lambda s: s[0])
 def test_the_readmes_script_reads_each_sample_once_and_has_the_same_losses(

@@ -70,6 +70,7 @@ def test_sessions_train_as_on_the_host_s_lanes(job: Job, tmp_path: Path) -> None
 
 
 @pytest.mark.mpi
+@pytest.mark.full
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 def test_ranks_over_mpi_have_such_lanes_too(tmp_path: Path) -> None:
     with closing(Job(2, HERE, "mpi")) as job:

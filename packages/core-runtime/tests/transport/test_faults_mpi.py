@@ -16,6 +16,7 @@ from hocket.testing.faulty import carry_out_with_faults
 
 pytestmark = [
     pytest.mark.mpi,
+    pytest.mark.full,  # `test_faults.py` has them on virtual ranks
     pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
 ]
 
@@ -23,7 +24,7 @@ FAULTS = {"seed": 5, "delay_s": [0.0, 0.003], "reorder": 0.5}
 
 
 class TestMPI(ConformanceInJobs):
-    sizes = (pytest.param(2, marks=pytest.mark.full), 3)
+    sizes = (2, 3)
 
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
         return super().run(size, carry_out_with_faults, FAULTS, body.__module__, body.__name__, *args)
