@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
