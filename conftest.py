@@ -50,7 +50,7 @@ IS_FULL = os.environ.get("HOCKET_CELLS") == "all"
 # Which parts of a failing example matter is not asked: conformance suites are made to fail, too.
 # Each run draws other examples, so that CI draws fewer.
 settings.register_profile(
-    "hocket", deadline=None, phases=set(Phase) - {Phase.explain}, max_examples=100 if IS_FULL else 15
+    "hocket", deadline=None, phases=set(Phase) - {Phase.explain}, max_examples=100 if IS_FULL else 10
 )
 settings.load_profile("hocket")
 

@@ -31,7 +31,7 @@ NO_SHRINK = [phase for phase in Phase if phase is not Phase.shrink]
 TOPOLOGIES = ("complete", "ring", "exponential", "random_matching", "irregular_directed")
 
 
-@settings(max_examples=30, deadline=None, phases=NO_SHRINK, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, phases=NO_SHRINK, suppress_health_check=[HealthCheck.too_slow])
 @given(
     ranks=st.integers(2, 9),
     steps=st.integers(1, 12),
