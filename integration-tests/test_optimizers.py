@@ -59,7 +59,7 @@ def test_the_override_that_is_offered_works(target: Any) -> None:
         check_run(run)
     message = str(caught.value)
     offered = re.fullmatch(
-        r"(\S*gradients\.0\.compressor): by [a-z_.]+ momentum correction needs the momentum of torch\.optim\.SGD, not "
+        r"(\S*gradients\.0\.compressor): in [a-z_.]+, momentum correction needs the momentum of torch\.optim\.SGD, not "
         r"that of AdamW: use SGD, or (\1\S*=.*)",
         message,
     )

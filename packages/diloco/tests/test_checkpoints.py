@@ -192,7 +192,7 @@ def test_a_phase_begins_with_the_outer_parameters_and_says_what_is_left_behind(
     for own in given:
         for layer in LAYERS:
             np.testing.assert_allclose(own[layer], outer[-1][layer], rtol=1e-12)
-    assert "up to 2 steps of training since the last exchange are lost" in caplog.text
+    assert "up to 2 steps of training since then are lost" in caplog.text
 
 
 def test_momentum_goes_on_from_phase_to_phase() -> None:

@@ -107,7 +107,7 @@ def test_a_plan_has_the_bytes_of_both_messages() -> None:
         ),
         (
             ("periodic_average", "parameters.0.compressor={name: powersgd}"),
-            "is too coarse for the parameters themselves",
+            "is too coarse for parameters",
         ),
         (
             (

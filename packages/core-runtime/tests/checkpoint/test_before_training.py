@@ -215,6 +215,6 @@ def test_a_script_may_save_elsewhere(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert hocket.virtual(2).run(run) == [1, 1]
     [told] = caplog.messages
     assert told == (
-        f"session.save would fail there: rank 1: {tmp_path / 'b' / 'checkpoints'} on {HOST} cannot be written: File "
-        "exists: name another folder for checkpoints"
+        f"session.save into this run's folder would fail: rank 1: {tmp_path / 'b' / 'checkpoints'} on {HOST} cannot be "
+        "written: File exists: name another folder for checkpoints"
     )

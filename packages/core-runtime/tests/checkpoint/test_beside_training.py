@@ -361,7 +361,7 @@ def test_a_script_that_ends_without_close_is_told(how: str, tmp_path: Path) -> N
     script.write_text(UNCLOSED)
     command = [sys.executable, str(script), str(tmp_path / "saved"), how]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    warned = "hocket: warning: this process ends before the checkpoint of step 0 is complete, which a thread writes"
+    warned = "hocket: warning: this process ends while a thread still writes the checkpoint of step 0"
     assert (warned in ended.stderr) is (how == "slow"), ended.stderr
     assert len(folders.complete(tmp_path / "saved")) == (how == "closed")
 

@@ -262,4 +262,4 @@ def test_a_run_without_a_model_is_told_where_one_may_be(run: Path, tmp_path: Pat
     ended = hocket("export", str(tmp_path / "script"), "--out", str(tmp_path / "out"))
     assert ended.status == 0, ended.err
     ended = hocket("export", str(tmp_path / "script"), "--out", str(tmp_path / "out"), "--format", "hf")
-    assert "is not a run's folder, or a script's: name a function that returns it, --model" in ended.err
+    assert "does not name: give a function that returns it, --model" in ended.err

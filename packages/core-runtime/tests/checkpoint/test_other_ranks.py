@@ -41,9 +41,9 @@ def test_it_starts_from_the_mean(
             assert torch.equal(value, mean([of_rank.momenta[position] for of_rank in saved]))
     [message] = [record.getMessage() for record in caplog.records]
     assert re.fullmatch(
-        rf"{tmp_path}/step-00000003 was saved by 2 ranks, but {ranks} ranks run: they continue from the replicas' "
-        r"mean, with the mean of the optimizer's state\. .*; the state of exchanges is "
-        "dropped. An epoch now has another number of steps: check schedulers and everything else that counts steps",
+        rf"{tmp_path}/step-00000003 was saved by 2 ranks, but {ranks} ranks run\. Check schedulers and everything else "
+        r"that counts steps: .* Training continues from the replicas' mean, with the mean of the optimizer's state\. "
+        r".* The state of exchanges is dropped",
         message,
     )
 

@@ -92,7 +92,7 @@ def test_where_none_is_whole_nothing_begins_in_silence(saved: Path) -> None:
     for path in saved.iterdir():
         cut(path / "manifest.json")
     with pytest.raises(
-        CheckpointError, match="no other checkpoint is complete, step-00000003, step-00000002: restore"
+        CheckpointError, match=r"older ones are not complete \(step-00000003, step-00000002\): restore"
     ):
         on_ranks(2, TRAINING, load=saved)
 

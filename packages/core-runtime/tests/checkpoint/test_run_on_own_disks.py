@@ -232,7 +232,7 @@ def test_hosts_by_ssh(order: str, hosts: tuple[Path, Path], whole: Path, tmp_pat
         refused = resume("127.0.0.2:1,localhost:1")
         assert refused.returncode == 2
         assert "config.next.yaml is not on " in refused.stderr
-        assert "name the host of `hocket run` first in --hosts" in refused.stderr
+        assert "put the host on which you call `hocket run` first in --hosts" in refused.stderr
     else:
         done = resume("localhost:1,127.0.0.2:1")
         assert done.returncode == 0, done.stderr

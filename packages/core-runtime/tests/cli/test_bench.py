@@ -65,7 +65,7 @@ def test_without_a_name_all_are_shown(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.usefixtures("registry")
 def test_a_name_that_is_none_or_several_is_refused() -> None:
-    with pytest.raises(UserError, match=r"'latency' may be one\.latency or two\.latency"):
+    with pytest.raises(UserError, match=r"'latency' is ambiguous: write one\.latency or two\.latency"):
         benchmarking.bench_command("latency", [])
     with pytest.raises(
         UserError, match=r"no benchmark 'only_on'\. Did you mean '(one\.)?only_one'\? There are: "

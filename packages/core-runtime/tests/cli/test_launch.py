@@ -200,9 +200,9 @@ def test_who_looks_for_torchs_process_group_is_told_what_to_use(line: str, tmp_p
     assert ended.returncode == 1
     last = ended.stderr.strip("\0\n").splitlines()[-1]
     assert last.startswith(
-        "hocket: the script looks for torch.distributed's process group, which sessions do not"
+        "hocket: the script uses torch.distributed's process group, which Hocket does not need"
     )
-    assert "for hocket.loader and hocket.attach" in last
+    assert "use hocket.attach instead of init_process_group" in last
 
 
 @pytest.mark.mpi

@@ -453,7 +453,7 @@ def test_it_measures_compressors(tmp_path: Path) -> None:
         (["--hosts", "8", "--params", "1M"], "hosts '8': write 8x1 for 8 hosts of one rank"),
         (
             ["parameters.0.every=30", "--hosts", "2x1"],
-            "parameters.0.every=30 changes one strategy: name a recipe or a file before it",
+            "parameters.0.every=30 needs a strategy to change: name a recipe or a file before it",
         ),
         (["periodic_avarage", "--hosts", "2x1"], "Did you mean 'periodic_average'?"),
         (["sgd", "--hosts", "2x1"], "the model is missing"),
@@ -461,7 +461,7 @@ def test_it_measures_compressors(tmp_path: Path) -> None:
         (["--hosts", "2x1", "--params", "1M", "--step", "1", "optimizer=adamv"], "adamv"),
         (
             ["--hosts", "2x3", "--island", "2", "--params", "1M", "--step", "1"],
-            "island of 2 ranks: hosts of 3 ranks do not hold",
+            "islands of 2 ranks do not fit hosts of 3 ranks",
         ),
         (
             ["--hosts", "1x2", "--island", "2", "--params", "1M", "--step", "1"],
@@ -469,7 +469,7 @@ def test_it_measures_compressors(tmp_path: Path) -> None:
         ),
         (
             ["--hosts", "3x1", "--island", "2", "--params", "1M", "--step", "1"],
-            "island of 2 ranks: hosts of 1 ranks do not hold",
+            "islands of 2 ranks do not fit hosts of 1 ranks",
         ),
         (["nowhere", "--hosts", "2x1"], "there is no recipe 'nowhere'"),
     ],

@@ -55,7 +55,7 @@ def test_the_others_end_with_a_line(launch: list[str], variable: str, leaving: s
     lines = [line for line in ended.stderr.splitlines() if line.startswith("hocket: rank")]
     assert lines == [
         "hocket: rank 0 waits for rank 1, which has ended before joining the job (sys.exit, or the end of the "
-        "script?). All ranks must call hocket.attach or hocket.join; all ranks end"
+        "script?), so all ranks end. All must call hocket.attach or hocket.join"
     ], ended.stderr
     assert ended.returncode == 1
 

@@ -72,7 +72,7 @@ def test_the_two_vendors(says: str, vendor: str, version: str, elsewhere: Path) 
 
 def test_another_mpiexec_is_refused_by_what_it_says(elsewhere: Path) -> None:
     program = fake(elsewhere, "Intel(R) MPI Library")
-    with pytest.raises(UserError, match=rf"^{program} is neither of Open MPI nor of MPICH: Intel"):
+    with pytest.raises(UserError, match=rf"^{program} is neither Open MPI's nor MPICH's mpiexec \(Intel"):
         find_mpiexec()
 
 

@@ -360,7 +360,7 @@ def test_a_mount_point_is_refused_before_anything_is_written(
             {"format": "hf"},
             "Sequential has no save_pretrained, which format='hf' needs: use format='safetensors'",
         ),
-        ({"also": [3]}, "also has a int, which has no save_pretrained"),
+        ({"also": [3]}, "also=... holds a int, which has no save_pretrained"),
         ({"max_shard_bytes": 0}, "max_shard_bytes is 0; allowed: 1 or more"),
     ],
 )

@@ -74,14 +74,14 @@ def test_the_numbers_are_those_of_overlap_none(how: str, caplog: pytest.LogCaptu
         assert torch.equal(one, other)
     told = [record.getMessage() for record in caplog.records if record.name == "hocket"]
     assert len(told) == (how != "called")
-    assert all("from now on overlap: forward works like overlap: none" in each for each in told)
+    assert all("from now on `overlap: forward` has no effect" in each for each in told)
 
 
 @pytest.mark.parametrize(
     ("how", "words"),
     [
         ("by hand", "a step came without a forward of the model since the last step"),
-        ("elsewhere", "read head.weight, head.bias without a call of its module"),
+        ("elsewhere", "read head.weight, head.bias without calling its module"),
     ],
 )
 def test_what_was_read_too_early_is_told_and_right_from_then_on(

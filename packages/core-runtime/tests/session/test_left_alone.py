@@ -68,7 +68,7 @@ def check_search(found: list[list[str | list[float]]]) -> None:
             assert isinstance(first, str)
             assert first.startswith("SessionLeftError: "), first
             assert first.endswith(
-                "rank 1 has left the session after step 2, by OutOfMemoryError: on this rank only"
+                "rank 1 has left the session after step 2 with OutOfMemoryError: on this rank only"
             )
         for number, weights in enumerate(later, 1):
             assert weights == pytest.approx(alone(number, ranks), abs=1e-5)

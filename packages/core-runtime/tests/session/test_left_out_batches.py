@@ -197,7 +197,9 @@ def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
         on_ranks(2, lambda rank: train(rank, composed("whole"), 12, {(1, 1), (1, 4)}))
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
-    assert told[0].startswith("rank 1 left out a batch of an accumulation at step 0: the batch has weight 0")
+    assert told[0].startswith(
+        "rank 1 skipped a batch within an accumulation at step 0: the batch has weight 0"
+    )
 
 
 def test_an_accumulation_after_steps_of_one_batch_goes_on_without_a_batch() -> None:

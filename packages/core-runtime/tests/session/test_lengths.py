@@ -106,7 +106,7 @@ def test_who_leaves_the_loop_with_its_last_batch_goes_on_with_the_others(
 
     if leaves_at == 2 and who == (0,):
         with pytest.raises(
-            UserError, match=r"rank 0 after batch 2, rank 1 has more after batch 2\. All ranks must leave"
+            UserError, match=r"rank 0 left after batch 2, rank 1 goes on after batch 2\. All ranks must leave"
         ):
             on_ranks(2, run)
     else:
@@ -153,7 +153,7 @@ def test_without_a_length_who_leaves_while_others_have_more_is_named(branch: str
         assert [steps for _, steps in leaving(branch, (5, 4), (0,), leaves_at=2)] == [4, 8]
         return
     with pytest.raises(
-        UserError, match=r"rank 0 after batch 2, rank 1 has more after batch 2\. All ranks must leave"
+        UserError, match=r"rank 0 left after batch 2, rank 1 goes on after batch 2\. All ranks must leave"
     ):
         leaving(branch, (5, 4), (0,), leaves_at=2)
 

@@ -183,7 +183,7 @@ def test_state_dict_loads_in_place() -> None:
 def test_options_are_checked(option: str) -> None:
     model = mlp()
     options: dict[str, Any] = {option: "typo"}
-    with pytest.raises(AttachError, match=rf"{option}='typo' is not allowed: '\w+' or '\w+'"):
+    with pytest.raises(AttachError, match=rf"{option}='typo' is not allowed; allowed: '\w+' or '\w+'"):
         hocket.attach(model, sgd(model), "sgd", **options)
 
 

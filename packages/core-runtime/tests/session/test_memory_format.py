@@ -92,7 +92,7 @@ def test_a_checkpoint_goes_on_in_another_order_where_nothing_lies_in_it(
             model.to(memory_format=LAST)  # type: ignore[call-overload]
         resumed = attach(model, strategy)
         if last and strategy != "sgd":
-            with pytest.raises(CheckpointError, match=r"\.0: parameter 0\.weight has another memory format"):
+            with pytest.raises(CheckpointError, match=r"\.0: parameter 0\.weight had "):
                 resumed.load(tmp_path / str(last))
             resumed.inner.abandon()
             return None

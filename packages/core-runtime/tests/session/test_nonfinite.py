@@ -66,7 +66,8 @@ def test_error_names_parameter_rank_and_step(strategy: tuple[str, ...], value: f
             )
         else:
             assert message == (
-                f"another rank than {rank} contributed NaN or Inf to the gradients of step {STEP}"
+                f"the gradients of step {STEP} hold NaN or Inf from another rank than {rank}, whose own message names "
+                "the parameter. on_nonfinite='skip' leaves such steps out on all ranks"
             )
 
 

@@ -165,7 +165,7 @@ def test_gradients_of_another_dtype_are_refused_where_they_are_exchanged() -> No
     def run(rank: int) -> None:
         model = model_of()
         with pytest.raises(
-            AttachError, match=r"parameter weight is torch.bfloat16 with grad_dtype torch.float32"
+            AttachError, match=r"parameter weight is torch.bfloat16, but its grad_dtype is torch.float32"
         ):
             hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "sgd")
         hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "dpsgd").close()

@@ -91,10 +91,12 @@ def test_only_parameters_and_statistics_have_a_mean(strategy: Any, caplog: pytes
         assert torch.equal(within["odd"], _ODD)
         own = differing(rank).state_dict()
         assert all(torch.equal(after[name], own[name]) for name in own if not name.startswith("student"))
-    told = [message for message in caplog.messages if message.startswith("consensus") or "shape" in message]
+    told = [
+        message for message in caplog.messages if message.startswith("at a consensus") or "shape" in message
+    ]
     assert len(told) == 2
     assert "place, queue, vector" in told[0]
-    assert "cache, filled: has another shape" in told[1]
+    assert "each rank keeps its own: cache, filled. " in told[1]
 
 
 def test_a_mean_of_statistics_counts_samples() -> None:

@@ -40,7 +40,7 @@ def test_it_is_told_once_with_the_cure(caplog: pytest.LogCaptureFixture) -> None
     def warnings() -> list[str]:
         told = [record.getMessage() for record in caplog.records]
         caplog.clear()
-        return [message for message in told if "p.grad holds velocity" in message]
+        return [message for message in told if "p.grad holds momentum" in message]
 
     on_ranks(2, sharpness_aware)
     first, second = sorted(warnings())

@@ -115,9 +115,7 @@ def test_ddp_around_the_model(strategy: str, group_size: int) -> None:
                 F.cross_entropy(wrapped(x), y).backward()
             optimizer.step()
             if group_size > 1:
-                with pytest.raises(
-                    SessionError, match=r"at step 2, and averages .* Choose one: the session alone"
-                ):
+                with pytest.raises(SessionError, match=r"at step 2, in addition to .* Call the plain model"):
                     wrapped(x)
             else:
                 wrapped(x)
@@ -149,7 +147,7 @@ def test_ddp_within_groups_and_a_session_between() -> None:
                 with hocket.attach(model, sgd(model), strategy):
                     if strategy == "sgd":
                         with pytest.raises(
-                            SessionError, match="DistributedDataParallel calls the session's model"
+                            SessionError, match="DistributedDataParallel averages the model's gradients"
                         ):
                             wrapped(x)
                     else:

@@ -149,7 +149,7 @@ def test_overrides_are_laid_in_order_and_null_empties() -> None:
     assert compose("sgd", "gradients=null") == compose("local")
     assert compose("sgd", "gradients.0.topology=null") == compose("sgd")
     with pytest.raises(
-        ConfigError, match="recipe sgd, which comes first, would override it: write agd in place of sgd"
+        ConfigError, match="recipe=agd has no effect after recipe sgd: write agd instead of sgd"
     ):
         compose("sgd", "recipe=agd")
 
@@ -400,7 +400,7 @@ def test_a_synchronous_start_may_be_a_share_of_a_run_s_steps(share: str, steps: 
 @pytest.mark.parametrize("overrides", [["synchronous_steps=25%"], ["synchronous_steps=101%", "steps=9"]])
 def test_a_share_needs_the_number_of_steps(overrides: list[str]) -> None:
     with pytest.raises(
-        ConfigError, match=r"synchronous_steps: got .*share of steps=N, 0% to 100%.*a script writes"
+        ConfigError, match=r"synchronous_steps: got .*a share of N, 0% to 100%.*A script writes"
     ):
         load_run("periodic_average", overrides)
 

@@ -177,7 +177,7 @@ def test_what_is_not_carried_is_refused() -> None:
                 "lanes='nccl' needs all parameters on one cuda device, but this model has them on cpu"
                 in elsewhere
             )
-            assert "lanes='mpi' is not allowed: 'host' or 'nccl' or 'gloo'" in unknown
+            assert "lanes='mpi' is not allowed; allowed: 'host' or 'nccl' or 'gloo'" in unknown
 
 
 IN_GROUPS = "over: {name: group, size: 2, by: null}"

@@ -100,7 +100,10 @@ class Quantise(Compressor):
         if self.chunk < 8:
             raise ValueError(f"chunk must be 8 or more, not {self.chunk}")
         if self.statistical and self.format in (Format.E3M0, Format.SIGN):
-            raise ValueError(f"{self.format} has fixed levels: use statistical with int8, int4 or int2")
+            raise ValueError(
+                f"statistical does not work with {self.format}, whose levels are fixed: leave it out, or use format "
+                "int8, int4 or int2"
+            )
 
     @property
     def traits(self) -> CompressorTraits:

@@ -198,8 +198,8 @@ def _too_long(size: int, structure: object) -> str:
         key, structure = max(structure["dict"], key=lambda pair: len(json.dumps(pair[1])))
         keys.append(str(key))
     return (
-        f"{'/'.join(keys)} has most of {size} bytes of text, and a file can hold {_MOST_HEADER_BYTES} beside tensors, "
-        "arrays and lists of nothing but whole numbers or nothing but floats: keep it as one of these"
+        f"{'/'.join(keys)} has most of {size} bytes of text, but a file holds at most {_MOST_HEADER_BYTES} bytes "
+        "beside tensors: keep it as a tensor, an array, or a list of only whole numbers or only floats"
     )
 
 

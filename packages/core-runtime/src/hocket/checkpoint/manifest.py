@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hocket.disk import write_durably
-from hocket.errors import CheckpointError, DamagedError, MissingFileError
+from hocket.errors import CheckpointError, DamagedError, MissingFileError, reason
 from hocket.plain import Tree
 
 #: The name of the file.
@@ -86,7 +86,9 @@ class Manifest:
             raise MissingFileError(
                 f"{folder} is not a complete checkpoint: it lacks {MANIFEST}, the file that is written last"
             ) from error
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise DamagedError(f"{path} cannot be read: {reason(error)}") from error
+        except ValueError as error:
             raise DamagedError(f"{path} is damaged: {type(error).__name__}: {error}") from error
         manifest = cls.parse(folder, text)
         manifest.check_files(folder, "the checkpoint lacks files: do all ranks share this disk?", names)

@@ -69,7 +69,9 @@ def require_folder(path: Path) -> None:
 
     def look() -> None:
         if not _is_seen(path):
-            raise MissingFileError(f"{path.absolute()}, which rank 0 has created, is missing")
+            raise MissingFileError(
+                f"{path.absolute()}, which rank 0 has created, is missing: name a folder that all ranks see"
+            )
 
     patiently(look)
 

@@ -353,7 +353,9 @@ def _named(module: str, name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
-        raise UserError(f"{module}.{name} is not a named tuple of a module that this rank has imported")
+        raise UserError(
+            f"this rank has not imported the named tuple {module}.{name}: import {module} on all ranks"
+        )
     return found
 
 

@@ -41,7 +41,9 @@ def find_benchmark(registry: Registry, name: str) -> Benchmark:
         return found[0]
     known = [benchmark.name for benchmark in registry.benchmarks()]
     if found:
-        raise UserError(f"benchmark {name!r} may be {' or '.join(benchmark.name for benchmark in found)}")
+        raise UserError(
+            f"benchmark {name!r} is ambiguous: write {' or '.join(benchmark.name for benchmark in found)}"
+        )
     near = suggest(name, [*known, *(full.rpartition(".")[2] for full in known)])
     raise UserError(
         f"there is no benchmark {name!r}.{near} There are: {', '.join(known) or 'none'}.{_elsewhere(registry)}"

@@ -75,8 +75,8 @@ def export_command(
         built = _model(folder, model) if format == "hf" else None
         if source.saved is not None and source.saved.has_pending:
             print(
-                "hocket: the model does not include values that were on their way between ranks when "
-                f"{source.where} was saved"
+                "hocket: values that were on their way between ranks when "
+                f"{source.where} was saved are not in the model, as is usual with overlap or a delay"
             )
         about = {"format": format, "of": source.of, "from": str(source.where), "hocket-core": CORE.version}
         with naming(out), export_folder(out, about) as place:
@@ -132,8 +132,8 @@ def _model(folder: Path, name: str | None) -> nn.Module:
         )
     else:
         raise UserError(
-            f"--format hf needs the model, and {folder} is not a run's folder, or a script's: name a function that "
-            "returns it, --model module:function"
+            f"--format hf needs the model, which {folder} does not name: give a function that returns it, --model "
+            "module:function"
         )
     if not (isinstance(model, nn.Module) and hasattr(model, "save_pretrained")):
         raise UserError(

@@ -247,7 +247,9 @@ def _take_over(folder: Path, run: RunConfig) -> None:
         adopt(folder, [name for name in files_of_run(run) if os.path.lexists(folder / name)])
     if not remembered(folder, CONFIG):
         _log.warning(
-            "%s may have changed since the run wrote it: the content of %s differs", folder / CONFIG, NOTE
+            "%s may have been changed by hand, because %s does not know its content. The run continues with it",
+            folder / CONFIG,
+            NOTE,
         )
         remember(folder, CONFIG, [text_of_config(read_config(folder / CONFIG))])
 

@@ -45,7 +45,7 @@ def write_plugin(word: str, into: Path) -> Path:
             "a letter first, such as my_gossip"
         )
     if word in KNOWN_WORDS or word in default_registry().installed():
-        raise UserError(f"a plugin {word!r} is already installed (`hocket plugins`): choose another name")
+        raise UserError(f"{word!r} is the name of a plugin (`hocket plugins`): choose another name")
     folder = into / f"hocket-{word.replace('_', '-')}"
     try:
         folder.mkdir(parents=True)

@@ -85,8 +85,8 @@ def run_of_rank_0(peer: Peer, run: RunConfig | None, config: Path) -> RunConfig:
     if settings is None:
         host = gather(peer, peer.memory.host_name)[0]
         raise UserError(
-            f"{config.absolute()} is not on {host}, where rank 0 would write the run's results: name the host of "
-            "`hocket run` first in --hosts, or use a folder that all hosts see"
+            f"{config.absolute()} is not on {host}, where rank 0 would write the run's results: put the host on which "
+            "you call `hocket run` first in --hosts, or use a folder that all hosts see"
         )
     return load_run(settings)
 

@@ -60,10 +60,9 @@ def placed(run: RunConfig, ranks_of_hosts: Sequence[int]) -> Placement:
     island = run.island.ranks
     if any(ranks % island for ranks in ranks_of_hosts):
         raise UserError(
-            f"island of {island} ranks: hosts of {' and '.join(map(str, sorted(set(ranks_of_hosts))))} "
-            "ranks do not hold whole islands: choose an island size that divides these numbers. An island "
-            f"over several hosts counts as one host: --hosts ISLANDSx{island}, with the bandwidth of its "
-            "link"
+            f"islands of {island} ranks do not fit hosts of {' and '.join(map(str, sorted(set(ranks_of_hosts))))} "
+            "ranks: choose an island size that divides these numbers. An island over several hosts counts as one host: "
+            f"--hosts ISLANDSx{island}, with the bandwidth of its link"
         )
     return Placement.of_counts([ranks // island for ranks in ranks_of_hosts])
 

@@ -73,7 +73,7 @@ def plan_command(
     stages = stages_of(run, engine, task)
     if stages and given is not None:
         raise UserError(
-            f"--params, --model: engine {run.engine.name} cuts the task's own model into stages: leave it out"
+            f"--params, --model: engine {run.engine.name} cuts the task's own model into stages: leave both out"
         )
     for phase in run.strategy.in_phases:
         if run.strategy.phases:

@@ -10,6 +10,8 @@ from hocket.cli.click_parts import Command, Option, add_options
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.launch.hosts import MOST_RANKS
 
+_VIRTUAL = " (virtual: they are threads of one process)"
+
 
 def island_overrides(island: int | None) -> list[str]:
     """Return `--island` as overrides of a run's file."""
@@ -32,9 +34,7 @@ def ranks_option(default: str) -> Option:
 
 def rank_options(
     ranks: str,
-    transport: str = (
-        "that of the file; if it names none, torch between hosts, and mpi on one host if installed"
-    ),
+    transport: str = ("the file's; without one, torch between hosts, and mpi (if installed) on one host"),
     *,
     transports: tuple[str, ...] = ("mpi", "torch", "virtual"),
 ) -> Option:
@@ -49,7 +49,7 @@ def rank_options(
         click.option(
             "--transport",
             type=click.Choice(transports),
-            help=f"Transport between the ranks; default: {transport}.",
+            help=f"Transport between the ranks{_VIRTUAL * ('virtual' in transports)}; default: {transport}.",
         ),
         click.option(
             "--hosts",

@@ -106,7 +106,9 @@ class Asked:
         self.of_strategy = [each for each in overrides if parse_override(each).keys[0] in keys]
         self.of_run = [each for each in overrides if each not in self.of_strategy]
         if self.of_strategy and not self.target:
-            raise UserError(f"{self.of_strategy[0]} changes one strategy: name a recipe or a file before it")
+            raise UserError(
+                f"{self.of_strategy[0]} needs a strategy to change: name a recipe or a file before it"
+            )
         load_run(self.target or "sgd", overrides, registry=self.registry)
         self.base = self._run("sgd")
 

@@ -100,7 +100,10 @@ class MomentumCorrection(Wrapper):
         import torch
 
         if len(state.terms) != len(segment.spans):
-            raise HocketError(f"{segment.name} is compressed before its optimizer's terms were taken")
+            raise HocketError(
+                f"{segment.name}: compress was called before State.take, so the optimizer's momentum is not known: the "
+                "collective must call State.take first"
+            )
         if not is_finite(segment.outgoing[: segment.numel]):
             return message_of(self.compressor, segment, state.inner, round)
         with torch.no_grad():

@@ -134,8 +134,8 @@ class Document:
             if isinstance(error, InterpolationKeyError):
                 # Such as a group of another size in hierarchical_sgd, whose leaders are those of the group.
                 problem += (
-                    "; a mapping with a name replaces the whole earlier mapping: to keep its other keys, "
-                    "set single keys"
+                    "; a mapping with a `name` replaces the whole earlier one: to keep its other keys, set single "
+                    "keys, such as a.b=4"
                 )
             raise where.error(f"got {where.given}: {problem}") from error
         self.tree = tree

@@ -57,7 +57,8 @@ def build_optimizer(reference: Reference, params: Iterable[Tensor] | Iterable[Tr
     if _REST in reference.arguments:
         place = reference.where.child(_REST)
         raise place.error(
-            "rest is not allowed here: rest itself, and the stages of a pipeline, have a single optimizer"
+            "rest is not allowed here, as rest itself and the stages of a pipeline have a single optimizer: leave it "
+            "out"
         )
     given = reference.check_arguments(optimizer, _LEFT_OUT)
     try:

@@ -26,7 +26,9 @@ def phase_documents(document: Document) -> Iterator[tuple[int, Document]]:
         )
     for key in phases.value:
         if not key.isdecimal():
-            raise phases.child(key).error("no step", "whole numbers from 0, such as {500: {...}}")
+            raise phases.child(key).error(
+                f"{key!r} is not a number of steps", "whole numbers from 0, such as {500: {...}}"
+            )
     changed = document
     for key in sorted(phases.value, key=int):
         phase = phases.child(key)

@@ -84,7 +84,8 @@ def complete_arguments(reference: Reference) -> Tree:
 def _build_nested(reference: Reference, optimizer: Optimizer) -> LRScheduler:
     if _takes_metric(_find(reference)):
         raise reference.where.error(
-            f"{reference.name} steps by a metric, so that no other scheduler can step it: put it into the run's list"
+            f"{reference.name} steps by a metric, so it cannot be within another scheduler: put it into `schedulers` "
+            "itself"
         )
     return build_scheduler(reference, optimizer)
 

@@ -140,8 +140,8 @@ def load_document(target: Target, overrides: Sequence[str], registry: Registry) 
     of_recipe = next((o for o in reversed(parsed) if o.keys == ("recipe",)), None)
     if of_recipe is not None and isinstance(target, str) and not _is_file(target):
         raise ConfigError(
-            f"{of_recipe.origin.label}: recipe {target}, which comes first, would override it: write "
-            f"{of_recipe.value} in place of {target}, or write `recipe: {of_recipe.value}` in a file"
+            f"{of_recipe.origin.label} has no effect after recipe {target}: write {of_recipe.value} instead of "
+            f"{target}, or `recipe: {of_recipe.value}` in a file"
         )
     named = of_recipe and of_recipe.value
     base = named or layers[0][0].get("recipe")
@@ -180,8 +180,8 @@ def _count_share(document: Document) -> None:
     if not isinstance(steps, int) or float(share[1]) > 100:
         raise where.error(
             f"got {where.given}",
-            "a number of steps, or a share of steps=N, 0% to 100%. Only `hocket run` knows steps: a "
-            'script writes f"synchronous_steps={steps // 4}"',
+            "a number of steps, or, if steps=N is set, a share of N, 0% to 100%. A script writes "
+            'f"synchronous_steps={steps // 4}"',
         )
     document.assign(
         ("synchronous_steps",), round(float(share[1]) / 100 * steps), document.origin_of(where.path)

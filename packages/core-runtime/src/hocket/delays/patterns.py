@@ -96,7 +96,7 @@ class LinearSkew(Delays):
         check_seconds("longest_s", self.longest_s)
         if self.shortest_s > self.longest_s:
             raise ValueError(
-                f"longest_s is {self.longest_s}; allowed: {self.shortest_s}, shortest_s, or more"
+                f"longest_s is {self.longest_s}, but must be at least shortest_s, which is {self.shortest_s}"
             )
 
     def of_step(self, step: int, size: int, seed: int) -> NDArray[np.float64]:

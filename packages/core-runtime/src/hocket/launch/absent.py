@@ -153,6 +153,6 @@ def _message(launched: Launched, gone: list[int]) -> str:
     them = number_ranks(gone) + ("" if whole else " of this host")
     return (
         f"hocket: rank {launched.rank} waits for {them}, which {'has' if len(gone) == 1 else 'have'} ended before "
-        "joining the job (sys.exit, or the end of the script?). All ranks must call hocket.attach or hocket.join; "
-        "all ranks end"
+        "joining the job (sys.exit, or the end of the script?), so all ranks end. All must call hocket.attach or "
+        "hocket.join"
     )

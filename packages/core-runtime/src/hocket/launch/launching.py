@@ -54,10 +54,10 @@ _STRAGGLING_TIMEOUT_S = 3.0
 _STRAGGLING_POLL_S = 0.1
 
 _NO_PROCESS_GROUP = (
-    "the script looks for torch.distributed's process group, which sessions do not need: leave out init_process_group, "
-    "DistributedSampler and DistributedDataParallel for hocket.loader and hocket.attach. Where you or a library need "
-    "it, call hocket.join(torch_variables=True) first, which names MPI's ranks to torch.distributed, or start the "
-    "script with `hocket launch --transport torch` or torchrun"
+    "the script uses torch.distributed's process group, which Hocket does not need: use hocket.attach instead of "
+    "init_process_group and DistributedDataParallel, and hocket.loader instead of DistributedSampler. If you or a "
+    "library need it, call hocket.join(torch_variables=True) before init_process_group, or start the script with "
+    "`hocket launch --transport torch` or torchrun"
 )
 
 

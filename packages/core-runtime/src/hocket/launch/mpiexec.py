@@ -153,5 +153,6 @@ def find_mpiexec() -> Mpiexec:
         version = re.search(r"Version:\s*(\S+)", text)
         return Mpiexec(path, "mpich", f"MPICH {version.group(1) if version else ''}".strip())
     raise UserError(
-        f"{path} is neither of Open MPI nor of MPICH: {text.splitlines()[0] if text else 'it printed nothing'}"
+        f"{path} is neither Open MPI's nor MPICH's mpiexec ({text.splitlines()[0] if text else 'it printed nothing'}): "
+        "install one of them, or use --transport torch"
     )

@@ -74,4 +74,4 @@ class Attachment:
 def left_by(error: BaseException, step: int) -> str:
     """Return the end of a sentence on how a rank has left a session."""
     text = " ".join(str(error).split())
-    return f"has left the session after step {step}, by {type(error).__name__}: {text}"
+    return f"has left the session after step {step} with {type(error).__name__}: {text}"

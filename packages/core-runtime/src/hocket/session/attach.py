@@ -156,7 +156,7 @@ def attach(
         ("lanes", lanes, ("host", "nccl", "gloo")),
     ):
         if given not in allowed:
-            raise AttachError(f"{key}={given!r} is not allowed: {' or '.join(map(repr, allowed))}")
+            raise AttachError(f"{key}={given!r} is not allowed; allowed: {' or '.join(map(repr, allowed))}")
     request = ScriptRequest.of(out)
     strategy = request.choose(strategy)
     observer = request.observer(observer)
@@ -232,7 +232,7 @@ def _look_at_checkpoints(session: EngineSession, out: Path | None) -> None:
         look_at(session, out / CHECKPOINTS)
     except CheckpointError as error:  # the script may save elsewhere, or never
         if session.is_main:
-            _log.warning("session.save would fail there: %s", error)
+            _log.warning("session.save into this run's folder would fail: %s", error)
 
 
 def _warnings(model: nn.Module, strategy: Strategy) -> Iterator[str]:

@@ -33,12 +33,10 @@ def refuse_ddp(strategy: Strategy, ranks: int, size: int, rank: int, step: int) 
     between = ranks < size and not any(each.gradients for each in strategy.in_turn)
     if ranks > 1 and not between:
         raise SessionError(
-            f"rank {rank}: DistributedDataParallel calls the session's model at step {step}, and averages "
-            f"gradients over {ranks} ranks, in addition to the exchanges of "
-            f"{strategy.name or 'the strategy'}. Choose one: the session alone (call the plain model, not "
-            "ddp(x)); DistributedDataParallel alone (with hocket.ddp_comm_hook, if need be); or "
-            "DistributedDataParallel within each host (process_group=...), and between hosts a strategy "
-            "that exchanges parameters only (periodic_average, diloco)"
+            f"rank {rank}: DistributedDataParallel averages the model's gradients over {ranks} ranks at step {step}, "
+            f"in addition to {strategy.name or 'the strategy'}. Call the plain model instead of ddp(x). Or use "
+            "DistributedDataParallel alone, if need be with hocket.ddp_comm_hook; or within each host only "
+            "(process_group=...), with a strategy that exchanges parameters between hosts (periodic_average, diloco)"
         )
 
 

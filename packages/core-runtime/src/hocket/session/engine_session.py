@@ -256,8 +256,8 @@ class EngineSession(ABC):
                 and any(p.grad is not None for p in self.model.parameters())
             ):
                 _log.warning(
-                    "backward() ran, but no step of the attached optimizer: %s exchanges parameters after "
-                    "optimizer.step(), so ranks have exchanged nothing. Step by it, not by hand (p -= lr * p.grad)",
+                    "backward() ran, but the attached optimizer never stepped, so ranks have exchanged nothing: %s "
+                    "exchanges parameters after optimizer.step(). Call it instead of p -= lr * p.grad",
                     self.strategy.name or "the strategy",
                 )
         self._warned_unreached = True

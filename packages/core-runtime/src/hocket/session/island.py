@@ -161,7 +161,7 @@ def mesh_of(
     for name, mesh in zip(sharded, meshes, strict=True):
         if not set(_ranks_of(mesh)) <= ranks:
             raise AttachError(
-                f"parameter {name} is sharded over ranks {_ranks_of(mesh)}, not only over ranks of one island, "
+                f"parameter {name} is sharded over ranks {_ranks_of(mesh)}, but the island has ranks "
                 f"{_ranks_of(whole)}: name the mesh of one whole replica, hocket.attach(..., island=mesh['shard', "
                 "'tp'])"
             )
@@ -238,7 +238,7 @@ def _islands_in(gathered: Sequence[tuple[int, int, list[int], list[int]]]) -> li
         )
     if sorted(rank for ranks in islands for rank in ranks) != list(range(len(gathered))):
         raise AttachError(
-            f"islands overlap (ranks {_listed(islands)}): give each rank's mesh to one replica of the model"
+            f"islands overlap (ranks {_listed(islands)}): each rank must be in the mesh of one replica only"
         )
     return islands
 

@@ -72,9 +72,8 @@ def check_gathered(model: nn.Module) -> None:
         own = [p for p in module.parameters(recurse=False) if not is_sharded_by_fsdp(p)]
         if own and is_gathered_by_fsdp(module) and module not in within:
             raise AttachError(
-                f"FSDP gathers the parameters of {f'module {name!r}' if name else 'the model'} together with those "
-                "of a module around the attached one: attach that outer module, or call fully_shard on the attached "
-                "module before the outer one"
+                f"FSDP gathers the parameters of {f'module {name!r}' if name else 'the model'} together with its outer "
+                "module: attach the outer module, or call fully_shard on the attached module before the outer one"
             )
 
 
@@ -96,9 +95,9 @@ def check_sharded(
             refuse_closure(each, strategy, sharded=True)
         if isinstance(each, torch.optim.Adafactor) or (isinstance(each, torch.optim.SGD) and _is_fused(each)):
             kind = type(each).__name__ + " with fused=True" * _is_fused(each)
+            or_unfused = ", or leave fused out" * _is_fused(each)
             raise AttachError(
-                f"torch's {kind} cannot step a sharded model: use another optimizer, such as AdamW, or leave fused "
-                "out"
+                f"torch's {kind} cannot step a sharded model: use another optimizer, such as AdamW{or_unfused}"
             )
     if any(each.samples is not None for each in strategy.in_turn):
         raise AttachError(
@@ -108,7 +107,7 @@ def check_sharded(
     for exchange in (exchange for each in strategy.in_turn for exchange in each.exchanges):
         reason = _reason(exchange, shortest)
         if reason:
-            raise AttachError(f"{exchange.name} does not work with a sharded model: {reason}")
+            raise AttachError(f"{exchange.name} cannot exchange a sharded model, because {reason}")
 
 
 def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
@@ -129,7 +128,7 @@ def _reason(exchange: Exchange, shortest: int) -> str:
     traits = exchange.collective.traits
     kind = component_name(exchange.collective)
     if exchange.overlap is Overlap.FORWARD:
-        return "overlap: forward merges within the forward, when FSDP has gathered already: set overlap: none"
+        return "overlap: forward merges parameters after FSDP has gathered them: set overlap: none"
     if traits.ends is Ends.OPEN or traits.needs_thread or not traits.divides_by_weight:
         return (
             f"with collective {kind} each rank receives whatever is ready, so the shards of one replica would mix "
@@ -137,7 +136,7 @@ def _reason(exchange: Exchange, shortest: int) -> str:
         )
     if exchange.carries_weight and shortest < torch.float32.itemsize:
         return (
-            "push-sum keeps an unsharded float32 copy of shorter parameters: keep parameters in float32, with "
-            "bfloat16 by fully_shard's mp_policy, or use a topology whose weights stay 1 (ring, exponential)"
+            "push-sum keeps an unsharded float32 copy of bfloat16 and float16 parameters: keep parameters in float32, "
+            "with bfloat16 by fully_shard's mp_policy, or use topology ring or exponential"
         )
     return ""

@@ -88,8 +88,8 @@ def check_gradients(model: nn.Module, strategy: Strategy) -> None:
         wanted = getattr(parameter, "grad_dtype", None)
         if parameter.requires_grad and wanted not in (None, parameter.dtype):
             raise AttachError(
-                f"parameter {name} is {parameter.dtype} with grad_dtype {wanted}, but exchanged gradients come back "
-                "in the parameter's dtype: do not set grad_dtype, or keep the parameter in that dtype under "
+                f"parameter {name} is {parameter.dtype}, but its grad_dtype is {wanted}, and exchanged gradients have "
+                f"the parameter's dtype: do not set grad_dtype, or keep the parameter in {wanted} and use "
                 "torch.autocast"
             )
 
@@ -346,7 +346,7 @@ def check_optimizer_terms(strategy: Strategy, optimizer: torch.optim.Optimizer) 
             other = compressor.without_optimizer_terms()
             override = "" if other.traits.applies_optimizer_terms else override_of(key, compressor, other)
             advice = f", or {override}" if override else ""
-            problem = f"{key}: by {component_name(compressor)} {error}{advice}"
+            problem = f"{key}: in {component_name(compressor)}, {error}{advice}"
             raise AttachError(problem, override) from error
 
 

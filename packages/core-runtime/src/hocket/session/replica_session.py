@@ -142,9 +142,8 @@ class ReplicaSession(SteppingSession):
         kind = self.optimizers.in_training_mode
         if kind and self.is_main and not self.replicas_equal:
             self.warn_once(
-                "%s is in training mode, but evaluates other weights than it trains: its eval() within a consensus "
-                "would use each rank's own state, so ranks would evaluate different models. Call optimizer.eval() "
-                "before session.consensus(), and optimizer.train() after it",
+                "%s is in training mode, so ranks would evaluate different models within a consensus. Call "
+                "optimizer.eval() before session.consensus(), and optimizer.train() after it",
                 kind,
             )
 

@@ -332,8 +332,8 @@ class SteppingSession(EngineSession):
         if ends_step is False or (ends_step is None and self._weights.several):
             self.state.move("accumulate")
             self.warn_once(
-                "rank %d left out a batch of an accumulation at step %d: the batch has weight 0, and the "
-                "step ends when the other ranks end theirs",
+                "rank %d skipped a batch within an accumulation at step %d: the batch has weight 0, and the step ends "
+                "when it ends on the other ranks",
                 self.rank,
                 self.step,
             )

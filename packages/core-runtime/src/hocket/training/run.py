@@ -49,7 +49,9 @@ class RunConfig(RunSettings):
         try:
             engine.check_size(ranks)
         except ValueError as error:
-            raise CompositionError(f"engine among {ranks} ranks: {error}") from error
+            raise CompositionError(
+                f"engine {self.engine.name} does not fit {ranks} ranks: {error}"
+            ) from error
         self._check_island(engine, ranks)
         self.strategy.check_size(Placement.on_one_host(self.replicas(ranks)))
         if self.delays is not None:
@@ -80,8 +82,8 @@ class RunConfig(RunSettings):
             )
         if ranks % size:
             raise CompositionError(
-                f"island of {size} ranks: {ranks} ranks cannot be divided into islands: start "
-                f"{size * max(2, ranks // size)} (-n), or another multiple, or change island.shard"
+                f"{ranks} ranks cannot be divided into islands of {size}: start {size * max(2, ranks // size)} ranks "
+                f"(-n), or another multiple of {size}, or change island.shard"
             )
 
 

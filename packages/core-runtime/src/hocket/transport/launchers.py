@@ -80,7 +80,8 @@ def _check(found: Launched) -> None:
     """
     if found.rank >= found.size:
         raise UserError(
-            f"rank {found.rank} of {found.size} in the environment: ranks are 0 to {found.size - 1}"
+            f"the environment's variables of {found.launcher} say rank {found.rank} of {found.size}, but ranks are 0 "
+            f"to {found.size - 1}: correct them, or unset them"
         )
     # A launcher that does not give the host's number of ranks has 1 for it.
     if found.local_size < 1 or (found.local_size > 1 and found.local_rank >= found.local_size):

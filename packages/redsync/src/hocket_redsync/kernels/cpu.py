@@ -103,7 +103,10 @@ def add_message(
         IndexError: an index beyond `out`.
     """
     if not loops.add_message(out, out.dtype.type(weight), *places, *values, *indices):
-        raise IndexError(f"a message has an index beyond its segment of {len(out)} elements")
+        raise IndexError(
+            f"a received message has an index beyond its segment of {len(out)} elements: it is damaged, or from "
+            "another version. Install the same hocket-redsync on all ranks"
+        )
 
 
 def _joined(pieces: list[Found], capacity: int) -> Found:

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hocket")
 
-_TOGETHER = (
-    "All ranks must leave after the same batch: let them agree with session.gather; session.data gives all of them "
-    "the same number of batches"
-)
+_TOGETHER = "All ranks must leave after the same batch: let them agree with session.gather"
 
 
 class PassesState(TypedDict):
@@ -179,7 +176,7 @@ class Epochs:
             if not early:
                 raise
             raise ExchangeTimeoutError(
-                f"rank {peer.rank} left the loop {where}, but other ranks are still in it: {error}. {_TOGETHER}"
+                f"rank {peer.rank} left the loop {where}, but other ranks are still in it. {_TOGETHER} ({error})"
             ) from error
         while _some_still_read(gathered):
             gathered = gather(peer, [batch, call], what=f"{'left' if early else 'ended'} the loop {where}")
@@ -204,7 +201,7 @@ class Epochs:
             UserError: other ranks have left the pass after another batch, or while there are more batches.
         """
         batch, more = current.num_steps, current.following is not END
-        where = f"has ended batch {batch}, by its len() the last of a pass over session.data"
+        where = f"has ended batch {batch}, the last of a pass over session.data by its loader's len()"
         gathered = gather(peer, [batch, more, current.num_read], what=where)
         _some_still_read(gathered)
         longest = max((rank[2] for rank in gathered if isinstance(rank[1], bool)), default=batch)
@@ -212,9 +209,9 @@ class Epochs:
             self.believes_lengths = False
             if peer.rank == 0:
                 _log.warning(
-                    "the loaders of session.data gave at most %d batches in this pass, but their len() is %d: in "
-                    "the steps after those no rank had a batch, so nothing was trained. From now on ranks ask each "
-                    "other before each batch, which takes time. Correct __len__",
+                    "the loaders of session.data gave at most %d batches in this pass, but their len() is %d, so the "
+                    "last steps trained nothing: correct __len__. Until then ranks ask each other before each batch, "
+                    "which takes time",
                     longest,
                     batch,
                 )
@@ -262,7 +259,7 @@ def _some_still_read(gathered: Sequence[Sequence[object]]) -> bool:
     wanted = any(rank[1] is True for rank in gathered) and not all(reading)
     if wanted or any(rank[0] != gathered[0][0] for rank in gathered):
         each = ", ".join(
-            f"rank {number} {'has more ' if rank[1] is True else ''}after batch {rank[0]}"
+            f"rank {number} {'goes on' if rank[1] is True else 'left'} after batch {rank[0]}"
             for number, rank in enumerate(gathered)
         )
         raise UserError(f"ranks left the loop over session.data after different batches: {each}. {_TOGETHER}")

@@ -157,9 +157,8 @@ class LoaderCursor(Cursor):
         generators = own_generators(self._loader)
         if len(generators) != len(self._generators) or jumps != (saved["loader"] is not None):
             raise CheckpointError(
-                "the loader differs in kind from the one that was saved: only one of them has a "
-                "state_dict, or their numbers of random generators differ. Continue with the same kind of "
-                "loader"
+                "the loader is of another kind than when the checkpoint was saved (with or without state_dict, or "
+                "with another number of random generators): continue with the same kind of loader"
             )
         randomness.write(self._start)
         for generator, state in zip(generators, self._generators, strict=True):
@@ -245,8 +244,8 @@ def warn_of_shares(gathered: Sequence[tuple[int, int | None]]) -> None:
         other, expected = first.setdefault(share, (rank, mark))
         if mark != expected:
             _log.warning(
-                "ranks %d and %d hold parts of one replica but get different batches: use hocket.loader, or read "
-                "share session.data_rank of session.data_size",
+                "ranks %d and %d hold parts of one replica but get different batches: use hocket.loader, or a "
+                "sampler with rank=session.data_rank and num_replicas=session.data_size",
                 other,
                 rank,
             )

@@ -129,9 +129,9 @@ class SessionData:
         if not 0 <= weight < math.inf:
             name = getattr(self._weight, "__qualname__", repr(self._weight))
             raise UserError(
-                f"rank {self._session.rank}: the weight of batch {current.num_steps} of this pass over session.data, "
-                f"at step {self._session.step}, is {given!r}, from weight={name}: return a finite number, 0 or more, "
-                "where 1 is the weight of a usual batch"
+                f"rank {self._session.rank}, step {self._session.step}: weight={name} gave {given!r} for batch "
+                f"{current.num_steps} of this pass over session.data: return a finite number, 0 or more, where 1 is "
+                "the weight of a usual batch"
             )
         return weight
 
@@ -264,7 +264,7 @@ class SessionData:
         sent = peer.allgather_bytes(b"!" + refusal.encode() if refusal else b"=" + mine)[lender]
         if sent[:1] == b"!":
             raise UserError(
-                "a rank has no batch of its own in this pass over session.data, and cannot use the batch of rank "
+                "a rank without a batch in this pass over session.data cannot get a copy of the batch of rank "
                 f"{lender}: {sent[1:].decode()}"
             )
         self._borrowed = unpack(sent[1:])

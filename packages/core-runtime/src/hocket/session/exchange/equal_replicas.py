@@ -148,9 +148,9 @@ class EqualReplicas:
         [first], others = island.in_session([0]), island.in_session(others)
         whose = f"{'rank' if len(others) == 1 else 'ranks'} {', '.join(map(str, others))} and rank {first}"
         text = (
-            f"the {who}' replicas differ, although {self._strategy} keeps them equal ({call}, after step "
-            f"{step}): {len(names)} of {len(values)} {kinds}, first {names[0]}, where {whose} hold "
-            f"different values; root mean square distance of the replicas from their mean {distance:.3g}"
+            f"the {who}' replicas differ after step {step} ({call}), although {self._strategy} keeps them equal: "
+            f"{whose} hold different values of {len(names)} of {len(values)} {kinds}, first {names[0]}; the replicas' "
+            f"root mean square distance from their mean is {distance:.3g}"
         )
         causes = self._causes()
         if not self._averages:
@@ -158,11 +158,11 @@ class EqualReplicas:
         self._times_found += 1
         if self._peer.rank == 0 and self._times_found == 1:
             _log.warning(
-                "%s. %s. Consensus, save, close, and a check every %d rounds set replicas to their mean; "
-                "hocket.attach(..., on_difference='error') ends the job instead",
+                "%s. Hocket sets them to their mean at each consensus, save and close, and every %d rounds; "
+                "hocket.attach(..., on_difference='error') ends the job instead. %s",
                 text,
-                causes,
                 ROUNDS,
+                causes,
             )
         elif self._peer.rank == 0 and self._times_found & (self._times_found - 1) == 0:
             _log.warning("%s. This has happened %d times", text, self._times_found)
@@ -188,9 +188,9 @@ class EqualReplicas:
         if kinds:
             known.append(f"optimizers hold different state:\n{kinds}\n")
         known.append(
-            "weights that were loaded, or written, on some ranks only; gradients that a rank changed by itself between "
-            "backward() and optimizer.step() (noise, clipping by a norm of its own); an optimizer's state that was "
-            "loaded or cast on some ranks only; machines or numbers of threads that round sums differently"
+            "weights loaded or written on some ranks only; gradients that one rank changed between backward() and "
+            "optimizer.step() (noise, clipping by its own norm); an optimizer's state loaded or cast on some ranks "
+            "only; machines or numbers of threads that round sums differently"
         )
         return f"Likely causes: {'; '.join(known)}"
 

@@ -77,7 +77,8 @@ class ForwardMerge:
             opened = self._exchange.opened
             if opened.peer.rank == 0:
                 _log.warning(
-                    "%s: from now on overlap: forward works like overlap: none, because %s",
+                    "%s: from now on `overlap: forward` has no effect, because %s. Remove this cause, or set `overlap: "
+                    "none`",
                     opened.exchange.name,
                     why,
                 )
@@ -107,9 +108,8 @@ class ForwardMerge:
         if names and self._early is not None:
             self._early |= {self._segment_of[name] for name in names}
             _log.warning(
-                "%s: the forward before this step read %s without a call of its module, so it used values "
-                "without the other ranks' contributions. From now on received values are merged when a "
-                "forward begins",
+                "%s: the last forward read %s without calling its module, so it missed what other ranks had sent. "
+                "From now on that is merged when a forward begins. To overlap it again, call the module",
                 self._exchange.opened.exchange.name,
                 some(names),
             )

@@ -209,7 +209,8 @@ class ParameterMix:
             return
         if not outer.additive:
             _log.warning(
-                "%s: %s steps with momentum, so values still in residuals are dropped at this change",
+                "%s: outer optimizer %s has momentum, so values that its compressor has not sent yet are dropped as "
+                "the phase changes. Without outer momentum they are kept",
                 opened.exchange.name,
                 component_name(outer),
             )

@@ -192,9 +192,10 @@ class PhaseOpener:
             return True
         left = untrained.statistics()
         if left and exchange.outer is not None and self._island.is_main and self._peer.size > 1:
-            cure = f": {exchange.name}.buffers=mean averages them with the outer parameters"
+            cure = f". To average them in each exchange, set {exchange.name}.buffers=mean"
             _log.warning(
-                "%s: the model's %d buffers (BatchNorm's statistics) differ between ranks until a consensus%s",
+                "%s: the model's %d buffers (BatchNorm's statistics) differ between ranks until session.consensus() "
+                "averages them%s",
                 exchange.name,
                 len(left),
                 ""

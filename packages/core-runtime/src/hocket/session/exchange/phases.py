@@ -119,8 +119,8 @@ class Phases:
         for name, steps in self.active.parameters.outer_steps().items():
             if steps and self._replica.ranks.island.is_main:
                 _log.warning(
-                    "%s: the next phase begins with the outer parameters, so up to %d steps of training since the "
-                    "last exchange are lost: let phases begin right after a step with this exchange",
+                    "%s: the next phase begins with the outer parameters of the last exchange, so up to %d steps of "
+                    "training since then are lost: begin phases right after a step with this exchange",
                     name,
                     steps,
                 )
@@ -199,15 +199,18 @@ class Phases:
         }
         differences = differing(self._replica.ranks.island.everyone, facts, call)
         if differences and self.replicas_equal:
-            raise DisagreementError(f"the ranks' optimizers step differently at step {step}:\n{differences}")
+            raise DisagreementError(
+                f"the ranks' optimizers step differently at step {step}, so their replicas would part: give all ranks "
+                f"the same optimizer settings and schedulers, and let all skip the same steps:\n{differences}"
+            )
         if self._warned_of_rates or not differences or not self.active.strategy.exchanges:
             return
         del facts["backwards without optimizer.step()"]
         differences = differing(self._replica.ranks.island.everyone, facts, call)
         if differences and self._replica.ranks.island.is_main:
             _log.warning(
-                "the ranks' optimizers step differently at step %d, but their replicas are still averaged with "
-                "equal weights: let schedulers follow a value that all ranks share (the mean of their losses):\n%s",
+                "the ranks' optimizers step differently at step %d, although all replicas count equally in the mean: "
+                "let schedulers follow a value that all ranks share, such as the mean of their losses:\n%s",
                 step,
                 differences,
             )

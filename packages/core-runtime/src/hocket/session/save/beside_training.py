@@ -120,8 +120,8 @@ class BesideTraining:
         """Warn of a save under way when the process ends, in a script that closes no session."""
         if self._acts is not None and self._lane.rank == 0:
             _log.warning(
-                "this process ends before the checkpoint of step %d is complete, which a thread writes: call "
-                "session.close(), which waits for it, or train within `with session:`",
+                "this process ends while a thread still writes the checkpoint of step %d: call session.close(), which "
+                "waits for it, or train within `with session:`",
                 self._saved_at,
             )
 

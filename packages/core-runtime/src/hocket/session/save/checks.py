@@ -29,12 +29,13 @@ def of_this_place(session: EngineSession, files: Sequence[StateFile]) -> Sequenc
         if saved_size != size:
             raise CheckpointError(
                 f"{file.path} was saved by {_islands(saved_size)}, but this session has {_islands(size)}: shard the "
-                "model as before, or use torch.distributed.checkpoint, saved within session.consensus()"
+                "model as before. To change shards, save with torch.distributed.checkpoint within session.consensus()"
             )
     found = [file for file, (saved_place, _) in zip(files, saved, strict=True) if saved_place == place]
     if not found:
         raise CheckpointError(
-            f"{files[0].path} was saved by a rank at another place in its island; this rank is at {place}"
+            f"{files[0].path.parent} has no file of place {place} in an island, which is this rank's: start the ranks "
+            "as when they were saved"
         )
     return found
 
@@ -61,7 +62,10 @@ def require_fit(
     )
     if more.keys() != set(file.keys("more")):
         saved, given = (", ".join(sorted(names)) or "nothing" for names in (file.keys("more"), more))
-        raise CheckpointError(f"{where} holds {saved} besides model and optimizer; session.load got {given}")
+        raise CheckpointError(
+            f"{where} holds {saved} besides model and optimizer, but session.load got {given}: give it the objects "
+            "that were saved, by the same names"
+        )
 
 
 def _islands(size: int) -> str:

@@ -92,8 +92,11 @@ def _check_strides(
     differing = [name for name in {**now, **then} if now.get(name) != then.get(name)]
     if differing:
         raise CheckpointError(
-            f"{exchange}: parameter {differing[0]} has another memory format than when it was saved "
-            f"(channels_last?): strides {now.get(differing[0], 'of its axes in order')} now, "
-            f"{then.get(differing[0], 'of its axes in order')} then. The saved state of the exchange has that "
-            "format: give the model the same memory format before attach"
+            f"{exchange}: parameter {differing[0]} had {_written(then.get(differing[0]))} when it was saved, and has "
+            f"{_written(now.get(differing[0]))} now (channels_last?): give the model the saved memory format before "
+            "attach"
         )
+
+
+def _written(strides: Sequence[int] | None) -> str:
+    return "the usual strides" if strides is None else f"strides {strides}"

@@ -101,7 +101,7 @@ def _check(session: EngineSession, export: Export) -> None:
     for each in export.also:
         if not hasattr(each, "save_pretrained"):
             raise CheckpointError(
-                f"session.export: also has a {type(each).__name__}, which has no save_pretrained"
+                f"session.export: also=... holds a {type(each).__name__}, which has no save_pretrained: leave it out"
             )
     if session.island.own is not None and export.format == "dcp" and _dcp_team(session, export) is None:
         raise CheckpointError(

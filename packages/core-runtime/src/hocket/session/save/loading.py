@@ -32,7 +32,7 @@ _log = logging.getLogger("hocket")
 
 #: What `session.load` may do where there is no complete checkpoint.
 _MISSING = ("error", "start")
-_BEGIN_THERE = "session.load(..., missing='start') begins at step 0 then; or name another folder"
+_BEGIN_THERE = "To begin at step 0, call session.load(..., missing='start'); or name another folder"
 
 #: How often a rank may find that it lacks a file: its own, and then rank 0's, which its own refers to.
 _FETCHES = 3
@@ -91,10 +91,13 @@ class Loading:
             return Resumed(path, session.step, session.epochs.ended, exact)
         if not passed:
             return Resumed(None, session.step, session.epochs.ended, exact=True)
-        others = f", {some([path.name for path, _ in passed[1:]])}" if passed[1:] else ""
+        others = (
+            f"older ones are not complete ({some([path.name for path, _ in passed[1:]])})"
+            if passed[1:]
+            else ""
+        )
         raise DamagedError(
-            f"{passed[0][1]}; no other checkpoint is complete{others}: restore the files, or start again in another "
-            "folder"
+            f"{passed[0][1]}; {others or 'there is no older one'}: restore the files, or start again in another folder"
         )
 
     def _find(self, missing: str) -> list[Path]:
@@ -239,10 +242,10 @@ class Loading:
         if manifest.ranks != self._peer.size:
             reason = why_no_mean(files, "optimizer")
             _log.warning(
-                "%s was saved by %d ranks, but %d ranks run: they continue from the replicas' mean, %s the "
-                "optimizer's state%s. The interrupted pass over the data begins again, with new random draws; the "
-                "state of exchanges is dropped%s. An epoch now has another number of steps: check schedulers and "
-                "everything else that counts steps",
+                "%s was saved by %d ranks, but %d ranks run. Check schedulers and everything else that counts "
+                "steps: an epoch now has a different number of steps. Training continues from the replicas' mean, %s "
+                "the optimizer's state%s. The interrupted pass over the data begins again, with new random draws. The "
+                "state of exchanges is dropped%s",
                 path,
                 manifest.ranks,
                 self._peer.size,

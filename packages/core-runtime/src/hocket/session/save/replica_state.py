@@ -255,7 +255,10 @@ def _refusing(who: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise CheckpointError(f"{who} refuses it: {type(error).__name__}: {error}") from error
+        raise CheckpointError(
+            f"{who} cannot load the saved state ({type(error).__name__}: {error}): build it as when it was saved, or "
+            "begin in another folder"
+        ) from error
 
 
 def push_sums_in(file: StateFile) -> dict[str, tuple[str | None, float]]:

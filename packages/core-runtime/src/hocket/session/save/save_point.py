@@ -162,8 +162,8 @@ class ProcessSignals:
             self._listener = Listener(self._heard, self._asked_elsewhere)
         elif self._listener is None and point.session.rank == 0:
             _log.warning(
-                "session.save_on_signal: only the main thread of a process can handle signals, and this is another "
-                "thread. Virtual ranks of `hocket run` can handle them"
+                "session.save_on_signal has no effect here, because only the main thread of a process receives "
+                "signals: call it there, or start virtual ranks with `hocket run`"
             )
 
     def forget(self, point: SavePoint) -> None:
@@ -245,11 +245,11 @@ def _give_up(point: SavePoint, target: int, missing: Sequence[int]) -> None:
         time.sleep(_GRACE_S)
     if missing:
         ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
-        why = f"{ranks} did not receive the request (a signal to one rank reaches only ranks that can reach its host)"
+        why = f"{ranks} did not hear of it (can they reach the host of the rank that got the signal?)"
     else:
-        why = f"step {target} had not ended and been saved"
+        why = f"step {target} was not finished and saved"
     message = (
-        f"hocket: asked to end, but within {_PATIENCE_S:.0f} s {why}: all ranks end without a new "
+        f"hocket: asked to end, but {why} within {_PATIENCE_S:.0f} s: all ranks end without a new "
         "checkpoint; the last one remains"
     )
     if session.peer.threads.shares_process:

@@ -24,6 +24,7 @@ from hocket.session.save.strategy_state import strategy_state
 
 # Of a tensor in section `model`.
 _MODEL, _PARAMETER = "model/", "parameters/"
+_IN_A_SCRIPT = "in a script, call session.load, and then session.export"
 
 
 @contextlib.contextmanager
@@ -88,7 +89,8 @@ class SavedModel:
             described = self.files[0].describe(_MODEL + held)
             if described is None:
                 raise CheckpointError(
-                    f"{self.path}: {name} consists of several tensors: load it, and call session.export"
+                    f"{self.path}: {name} consists of several tensors, which cannot be exported from files: "
+                    f"{_IN_A_SCRIPT}"
                 )
             kind, _, shape = described.partition("[")
             sizes = [int(size) for size in shape.rstrip("]").split(",") if size.strip()]
@@ -122,13 +124,15 @@ class SavedModel:
         """
         if len(self.places) > 1:
             raise CheckpointError(
-                f"{self.path} holds a sharded model, whose optimizer state cannot be exported: load it instead"
+                f"{self.path} holds a sharded model, whose optimizer state cannot be exported from files: "
+                f"{_IN_A_SCRIPT}"
             )
         files = self.files if self.replica is None else [self.files[self.replica]]
         reason = why_no_mean(files, "optimizer")
         if reason:
             raise CheckpointError(
-                f"{self.path}: the optimizers' states have no mean: {reason}. Name one rank's replica"
+                f"{self.path}: the ranks' optimizer states have no mean ({reason}): export those of one rank, with "
+                "--replica 0"
             )
         return {
             "optimizer": mean_of_section(files, "optimizer"),
@@ -150,7 +154,8 @@ class SavedModel:
             _, offset = files[0].read("modules")["shards"][name]
             if len(offset) < whole.dim():
                 raise CheckpointError(
-                    f"{self.path}: {name} is sharded in several pieces on each rank: load it, and call session.export"
+                    f"{self.path}: {name} is sharded in several pieces on each rank, which cannot be exported from "
+                    f"files: {_IN_A_SCRIPT}"
                 )
             part = self._parameter(name, files)
             whole[tuple(slice(o, o + s) for o, s in zip(offset, part.shape, strict=True))] = part

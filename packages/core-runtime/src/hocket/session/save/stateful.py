@@ -175,10 +175,10 @@ def _warn_of_drop(session: EngineSession, manifest: Manifest, state: Mapping[str
         shown = {f"{who} {kind}" for who, kind in kept if kind.removeprefix("outer.") not in _OWN_KINDS}
         dropped += sorted(shown)
     _log.warning(
-        "%s was saved by %d ranks, but %d ranks run. They continue from the model and the optimizer as "
-        "they are now, and from the outer parameters that all ranks shared. State that each rank kept for "
-        "itself is dropped (%s). The interrupted pass over the data begins again. An epoch now has another "
-        "number of steps: check schedulers and everything else that counts steps",
+        "%s was saved by %d ranks, but %d ranks run. Check schedulers and everything else that counts steps: an "
+        "epoch now has a different number of steps. Training continues from the present model and optimizer, and from "
+        "the outer parameters that all ranks shared. The interrupted pass over the data begins again. What each rank "
+        "kept for itself is dropped (%s)",
         _WHERE,
         manifest.ranks,
         session.size,

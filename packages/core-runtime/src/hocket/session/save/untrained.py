@@ -167,14 +167,16 @@ class UntrainedTensors:
     def _tell_rank0s(self, names: Sequence[str]) -> None:
         self._tell(
             names,
-            "consensus: %s: differs between ranks and is not a known running statistic, so all ranks get "
-            "the value of rank 0. To average it, name it: hocket.attach(..., statistics=[names])",
+            "at a consensus all ranks get rank 0's values of tensors that differ and are no known running statistics: "
+            "%s. To average them, name them: hocket.attach(..., statistics=[names])",
         )
 
     def warn_unlike(self, names: Sequence[str]) -> None:
         """Warn once of each buffer that has several shapes, so that each rank keeps its own."""
         self._tell(
-            names, "the model's %s: has another shape or dtype on another rank, so each rank keeps its own"
+            names,
+            "tensors of the model differ in shape or dtype between ranks, so each rank keeps its own: %s. Build the "
+            "same model on all ranks",
         )
 
     def _tell(self, names: Sequence[str], what: str) -> None:

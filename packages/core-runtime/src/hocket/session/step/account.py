@@ -148,8 +148,9 @@ class Account:
         if spoiled and self._undone and not self._can_undo:
             self._can_undo = True
             _log.warning(
-                "a GradScaler or the training loop skipped a step with NaN or Inf that had already sent residuals, "
-                "which are lost. From now on they are kept; on_nonfinite='skip' keeps them from the start"
+                "a GradScaler or the training loop skipped a step with NaN or Inf after its gradients were sent, so "
+                "what compressors had kept for this step is lost. From now on it is kept; on_nonfinite='skip' keeps it "
+                "from the start"
             )
         for packing in self._undone:
             packing.keep(self._can_undo)
@@ -278,10 +279,9 @@ class Account:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "rank %d: gradients were sent, but no optimizer stepped with them. The part of them that "
-                "compressors kept, or that arrives late, is applied later. From now on Hocket removes such "
-                "gradients from what compressors keep. To have that from the start, call backward() and "
-                "zero_grad() on all ranks once before the first step",
+                "rank %d: gradients were sent, but no optimizer stepped with them. A part of them, which compressors "
+                "kept or which arrives late, is applied later. From now on Hocket removes such parts. To have that "
+                "from the start, call backward() and zero_grad() once on all ranks before the first step",
                 self._rank,
             )
 

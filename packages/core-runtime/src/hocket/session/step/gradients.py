@@ -212,8 +212,8 @@ class GradientSync:
     def _begin_round(self, contribution: Contribution, loss_scale: float = 1.0) -> None:
         if not all(opened.idle for opened in self._exchanges):
             raise HocketError(
-                "the last backward() failed after it had begun to send gradients, so this rank cannot continue "
-                "training with the others"
+                "the last backward() failed after it had begun to send gradients, so this rank is out of step with the "
+                "others: start the job again from its last checkpoint"
             )
         self._loss_scale = loss_scale
         if self._agreement is not None:

@@ -114,5 +114,6 @@ class NonFiniteSteps:
                 "such steps out on all ranks"
             )
         return NonFiniteElsewhereError(
-            f"another rank than {self._rank} contributed NaN or Inf to the gradients of step {step}"
+            f"the gradients of step {step} hold NaN or Inf from another rank than {self._rank}, whose own message "
+            "names the parameter. on_nonfinite='skip' leaves such steps out on all ranks"
         )

@@ -104,9 +104,9 @@ class AppliedTerms:
             return
         self._warned_of_rounds = True
         _log.warning(
-            "rank %d: backward() ran twice before optimizer.step(), and compressor %s applies momentum before it "
-            "sends: between the two, p.grad holds velocity, not the gradient. The steps are right, but code that "
-            "reads p.grad there (SAM, FGM, gradient surgery) gets other numbers. %s leaves momentum to the optimizer",
+            "rank %d: between two backward() of one step, p.grad holds momentum instead of the gradient, because "
+            "compressor %s applies momentum before it sends. Steps are right. If your code reads p.grad there (SAM, "
+            "FGM, gradient surgery), set %s, which leaves momentum to the optimizer",
             self._peer.rank,
             component_name(self._packing.compressor),
             self._cure(),
@@ -118,9 +118,9 @@ class AppliedTerms:
             return
         self._warned_of_changes = True
         _log.warning(
-            "rank %d: p.grad of %s was changed between backward() and optimizer.step() (clipped, scaled, masked), "
-            "but compressor %s had already applied momentum: the change is in this step, but not in the momentum of "
-            "later steps. Clip by local_clipping around the compressor; or %s leaves momentum to the optimizer",
+            "rank %d: p.grad of %s was changed between backward() and optimizer.step() (clipped, scaled, masked). "
+            "Compressor %s had already applied momentum, so later steps miss the change. Clip by local_clipping around "
+            "the compressor, or set %s, which leaves momentum to the optimizer",
             self._peer.rank,
             name,
             component_name(self._packing.compressor),
@@ -209,9 +209,9 @@ class AppliedTerms:
             compressor = component_name(self._packing.compressor)
             name = next(name for name, each in self._parameters.items() if each is late[0])
             _log.warning(
-                "rank %d: the optimizer's momentum of %s was changed between backward() and optimizer.step(), but "
-                "compressor %s had already applied the old momentum: the new one takes effect in the next step. "
-                "Change it before backward(); or %s leaves momentum to the optimizer",
+                "rank %d: the optimizer's momentum of %s was changed between backward() and optimizer.step(). "
+                "Compressor %s had already applied the old momentum, so the change takes effect one step late. Change "
+                "it before backward(), or set %s, which leaves momentum to the optimizer",
                 self._peer.rank,
                 name,
                 compressor,

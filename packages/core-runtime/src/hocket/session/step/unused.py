@@ -69,9 +69,8 @@ class UnusedGradients:
         self._has_warned = True
         _log.warning(
             "rank %d: backward() at step %d exchanged gradients, but %s without optimizer.step(). If other ranks "
-            "step with them, replicas drift apart. To add gradients up over batches, put all but the last into "
-            "session.accumulate(); to leave a batch out, do so on all ranks, or before backward(), so that this "
-            "rank steps with the others' gradients",
+            "step with them, replicas drift apart. To add gradients up over batches, put all but the last batch into "
+            "session.accumulate(). To skip a batch, skip it before backward(), or on all ranks",
             self._rank,
             step,
             what,

@@ -178,8 +178,8 @@ def parameters_keep_what_is_not_sent(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(exchange.compressor)} keeps unsent values for later, but parameters already hold them: use "
-            "it in gradients, or shared_random here",
+            f"{title_of(exchange.compressor)} keeps the values that it does not send, but parameters hold them "
+            "already, so they would be sent twice: use compressor shared_random, or exchange gradients instead",
         )
 
 

@@ -117,8 +117,8 @@ def outer_loses_nothing(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(compressor)} sends only a part of a rank's distance, and the outer step would lose the rest: "
-            "use {name: error_feedback, compressor: ...} around it",
+            f"{title_of(compressor)} sends only a part of the change since the last exchange, and the outer step would "
+            "lose the rest: use {name: error_feedback, compressor: ...} around it",
         )
 
 
@@ -131,8 +131,8 @@ def parameters_themselves_stay_whole(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(compressor)} is too coarse for the parameters themselves: use fp16, or give the exchange an "
-            "outer optimizer, so that it sends distances",
+            f"{title_of(compressor)} is too coarse for parameters: use fp16, or give the exchange an outer optimizer "
+            "(outer: {name: sgd, lr: 1.0}), so that it sends their change since the last exchange",
         )
     # A mean of messages is none of parameters that were not sent.
     if traits.messages is Messages.GATHERED and traits.sums:
