@@ -73,8 +73,9 @@ class ChunkTopK(Compressor):
     Attributes:
         chunk: elements, 1 to 4096.
         k: elements to send of each chunk, 1 to `chunk`.
-        tile: the `tile` of the `diloco.dct` around it, up to 64; 0 if there is none. Chunks are then the tiles, of any
-            size, and `k` elements of each are sent, or all of a smaller one. With 0 they are runs of `chunk` elements.
+        tile: the `tile` of the `diloco.dct` around it, up to 64; 0 if there is none. With 0, chunks are runs of
+            `chunk` elements. Otherwise each tile is a chunk, whatever its size: `k` of its elements are sent, or all
+            of them if it has fewer.
 
     Raises:
         ValueError: a field is not in its range.

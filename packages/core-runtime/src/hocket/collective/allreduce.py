@@ -63,9 +63,10 @@ class Allreduce(Collective):
         algorithm: `native` is the transport's own, and the fastest where ranks share memory. The others send
             messages, and each adds in another order: `recursive_doubling` takes the fewest steps, `ring` sends the
             fewest bytes, `rabenseifner` as few bytes in few steps if the number of ranks is a power of two, and a
-            binomial `tree` the fewest messages. `auto` chooses the fastest for each segment: when a session opens,
-            ranks measure the cost model's constants, and try `native` and those that the model predicts within twice
-            the best. All ranks use the same; another run, or a resumed one, may choose others. `-v` says which.
+            binomial `tree` the fewest messages. `auto` chooses the fastest for each segment. When a session opens,
+            ranks measure the constants of the cost model. Then they try `native`, and all algorithms whose predicted
+            time is at most twice the shortest. All ranks use the same; another run, or a resumed one, may choose
+            others. `-v` shows the choice.
     """
 
     algorithm: AllreduceAlgorithm = AllreduceAlgorithm.NATIVE

@@ -77,7 +77,7 @@ class CheckpointSettings:
     """The times at which a run is saved, so that `hocket resume` can continue it.
 
     Attributes:
-        every: steps between two checkpoints, 1 or more, and one at the end; null for none.
+        every: number of steps between two checkpoints, 1 or more; a run also saves at its end. Null: no checkpoints.
         keep: the number of newest checkpoints to keep, 1 or more.
         blocking: whether training waits until a checkpoint is written; if not, a thread writes a copy of the state
             from host memory.
@@ -159,12 +159,13 @@ class RunSettings:
         accuracy_points: the difference of the accuracy on Fashion-MNIST, with SGD, in percentage points; null where not
             measured.
         measured_with: the overrides with which these were measured.
-        accuracy: the cost in accuracy in other tests.
+        accuracy: the loss of accuracy in other tests than those of `loss_percent` and `accuracy_points`.
         measured_on: these tests, and the place of their report.
         recipe: the name of the recipe that the file is based on.
         task: data, model and loss.
         optimizer: an optimizer of torch.optim by its lower-case name, or any other as `module:Class`, with keyword
-            arguments. `rest` is a second optimizer, for all parameters except hidden matrices.
+            arguments. `rest` is a second optimizer; the first then gets only the hidden matrices: parameters with two
+            dimensions, except those of embeddings and of the head.
         start_from: the file or folder of the model to begin with, as for `hocket run --from`; null for the task's
             own.
         schedulers: schedulers of torch.optim.lr_scheduler by their lower-case names, with keyword arguments. All of

@@ -39,8 +39,8 @@ class Blend(Merge):
     """A blend, θ = local θ + (1 - local) received.
 
     Attributes:
-        local: the weight of this rank's own parameters, 0 to 1: at 0 they are overwritten, with the steps made
-            meanwhile, and at 1 they stay as they are.
+        local: the weight of this rank's own parameters, 0 to 1. At 0 the received values replace them, and the steps
+            made in the meantime are lost; at 1 they stay as they are.
     """
 
     local: float
