@@ -157,7 +157,7 @@ def test_a_single_rank_of_torchrun_is_alone_wherever_it_was_started() -> None:
             {"WORLD_SIZE": "2", "RANK": "0"},
             "the program that set RANK and WORLD_SIZE started 2 ranks, but MASTER_ADDR or",
         ),
-        ({**TORCHRUN, "RANK": "5"}, "say rank 5 of 2, but ranks are 0 to 1"),
+        ({**TORCHRUN, "RANK": "5"}, "rank 5 of 2 in the environment, but ranks are 0 to 1"),
         (
             {**SRUN, "SLURM_STEP_NODELIST": ""},
             "SLURM_STEP_NODELIST='' in the environment does not name a host",

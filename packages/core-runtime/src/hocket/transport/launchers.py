@@ -80,8 +80,8 @@ def _check(found: Launched) -> None:
     """
     if found.rank >= found.size:
         raise UserError(
-            f"the environment's variables of {found.launcher} say rank {found.rank} of {found.size}, but ranks are 0 "
-            f"to {found.size - 1}: correct them, or unset them"
+            f"rank {found.rank} of {found.size} in the environment, but ranks are 0 to {found.size - 1}: correct the "
+            f"variables of {found.launcher}, or unset them"
         )
     # A launcher that does not give the host's number of ranks has 1 for it.
     if found.local_size < 1 or (found.local_size > 1 and found.local_rank >= found.local_size):
