@@ -141,5 +141,5 @@ def test_parameters_with_strides_of_their_own_decay_in_the_segments_order() -> N
 def test_without_terms_momentum_is_not_corrected_silently() -> None:
     segment = make_segment([10])
     compressor = Trimmed(0.5)
-    with pytest.raises(HocketError, match=r"gradients\.0\[0\]: compress was called before State.take"):
+    with pytest.raises(HocketError, match=r"gradients\.0\[0\]: compress was called before State\.take"):
         compressor.compress(segment, compressor.init(segment), 0)

@@ -135,7 +135,10 @@ class ResidualCompressor(Compressor):
             HocketError: momentum is to be corrected, and `State.take` was not called before.
         """
         if self.correct_momentum and len(state.terms) != len(segment.spans):
-            raise HocketError(f"{segment.name} is compressed before its optimizer's terms were taken")
+            raise HocketError(
+                f"{segment.name}: compress was called before State.take, so the optimizer's momentum is not known: the "
+                "collective must call State.take first"
+            )
         finite = segment.finite
         if finite is None:
             finite = state.kernels.is_finite(segment.outgoing[: segment.numel])
