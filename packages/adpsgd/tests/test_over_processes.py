@@ -21,10 +21,10 @@ HERE = Path(__file__).parent
 def jobs() -> Sequence[Any]:
     mpi = [
         pytest.mark.mpi,
+        pytest.mark.full,  # whose ranks do not share the start of one process
         pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
     ]
-    of_two = pytest.param(("mpi", 2), marks=[*mpi, pytest.mark.full])
-    return [of_two, pytest.param(("mpi", 4), marks=mpi), ("torch", 2)]
+    return [*(pytest.param(("mpi", size), marks=mpi) for size in (2, 4)), ("torch", 2)]
 
 
 @pytest.fixture(scope="module", params=jobs(), ids=lambda given: f"{given[0]}-{given[1]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -41,7 +42,7 @@ def cases(draw: st.DrawFn, sizes: st.SearchStrategy[int], steps: st.SearchStrate
     )
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=60 if os.environ.get("HOCKET_CELLS") == "all" else 25, derandomize=True)
 @given(case=cases(st.integers(1, 11), st.integers(1, 12)), seed=st.integers(0, 10**6))
 def test_contract(case: Case, seed: int) -> None:
     check(case, run(case, seed))
