@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging
 from nets import BATCH, Net, flat, on_ranks, samples, trainer
-from torch import Tensor
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
+from torch.utils.data import DataLoader, DistributedSampler
 
 import hocket
 from hocket.checkpoint import files
@@ -240,6 +241,52 @@ def test_averages_over_time_are_averaged_over_ranks(tmp_path: Path, strategy: tu
     torch.testing.assert_close(
         flat(Net.load_from_checkpoint(tmp_path / "epoch=0.ckpt", weights_only=False)), one[0]
     )
+
+
+class Normed(Net):
+    """A network with BatchNorm; saves itself at the end."""
+
+    def __init__(self, folder: str = "") -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.folder = folder
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 3))
+
+    def on_train_end(self) -> None:
+        self.trainer.save_checkpoint(f"{self.folder}/last.ckpt")
+
+    def statistics(self) -> Tensor:
+        buffers = dict(self.net.named_buffers())
+        return torch.cat([buffers["1.running_mean"], buffers["1.running_var"]])
+
+
+@pytest.mark.parametrize("strategy", [DILOCO, AVERAGED, ("sgd",)], ids=lambda each: each[0])
+def test_stochastic_weight_averages_have_the_statistics_of_their_mean(
+    tmp_path: Path, strategy: tuple[str, ...]
+) -> None:
+    """In the trained model and in a checkpoint of it: the callback's last pass, for BatchNorm, is over their mean."""
+
+    def rank() -> tuple[Tensor, Tensor, Tensor, Any]:
+        own = StochasticWeightAveraging(0.05, swa_epoch_start=1)
+        sampler: Any = DistributedSampler(samples(), 2, hocket.join().rank, shuffle=False)
+        data = DataLoader(samples(), BATCH, sampler=sampler)
+        settings: dict[str, Any] = {"callbacks": [own], "use_distributed_sampler": False}
+        trainer(*strategy, **settings).fit(net := Normed(str(tmp_path)), data)
+        assert own._average_model is not None
+        return flat(net), net.statistics(), flat(own._average_model), data
+
+    one, other = on_ranks(rank)
+    mean = Normed()
+    each: list[Tensor] = []
+    nn.utils.vector_to_parameters((one[2] + other[2]) / 2, mean.parameters())
+    for _, _, _, data in one, other:
+        update_bn(data, mean.net)
+        each.append(mean.statistics().clone())
+    last = Normed.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=False)
+    for weights, statistics in one[:2], other[:2], (flat(last), last.statistics()):
+        torch.testing.assert_close(weights, flat(mean))
+        torch.testing.assert_close(statistics, sum(each) / 2)
 
 
 # ---- saves beside training -----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import logging
 import secrets
 import shutil
 import zlib
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +93,11 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         if self.session.out is not None:
             self._open.callback(setattr, trainer, "loggers", trainer.loggers)
             trainer.loggers = [*trainer.loggers, RowsOfRun(self.session, trainer.default_root_dir)]
-        ends = lightning("pytorch.callbacks").LambdaCallback(on_train_end=self._end_training)
-        trainer.callbacks.insert(0, ends)
-        self._open.callback(trainer.callbacks.remove, ends)
+        first = lightning("pytorch.callbacks").LambdaCallback(
+            on_train_epoch_start=self._settle, on_train_end=self._end_training
+        )
+        trainer.callbacks.insert(0, first)
+        self._open.callback(trainer.callbacks.remove, first)
         if trainer.checkpoint_callbacks:
             trainer.callbacks.append(last := SaveAtLast(self))
             self._open.callback(trainer.callbacks.remove, last)
@@ -124,7 +126,10 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         return EvenBatches(dataloader, self.reduce_boolean_decision)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Warn once where all ranks are given the same samples."""
+        """Warn once where all ranks are given the same samples; close the session before a pass without training."""
+        passes = self.lightning_module.trainer.fit_loop
+        if self.session is not None and getattr(passes, "_skip_backward", False):
+            self._share_replaced()
         if self._compared or self._peer.size == 1:
             return
         self._compared = True
@@ -139,10 +144,14 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
                 self._peer.size,
             )
 
+    def _settle(self, *_: object) -> None:
+        """Merge what is on its way into the trained weights, which other callbacks may average or replace."""
+        if self.session is not None:
+            self.session.settle()
+
     def block_backward_sync(self) -> AbstractContextManager[None]:
         """Mark backwards that end no step."""
-        assert self.session is not None
-        return self.session.accumulate()
+        return nullcontext() if self.session is None else self.session.accumulate()
 
     def on_validation_start(self) -> None:
         """Have the model hold the replicas' mean until validation is over; collective."""
@@ -160,10 +169,12 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the replicas' mean, in memory of its own; collective."""
         with ExitStack() as mean:
-            if self.session is not None and not self._in_mean:
+            if self.session is not None and not self._in_mean and not self._has_ended:
                 mean.enter_context(self.session.consensus())
             state = super().lightning_module_state_dict()
             self._given = {key: v.clone() if isinstance(v, Tensor) else v for key, v in state.items()}
+        if self._has_ended:
+            self._share(self._given)
         return self._given
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
@@ -171,7 +182,7 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         beside = _beside(filepath)
         token = ""
         given, self._given = self._given, None
-        if self.session is not None and given is not None and checkpoint["state_dict"] is not given:
+        if given is not None and checkpoint["state_dict"] is not given:
             self._share(checkpoint["state_dict"])
         if self.session is not None and "optimizer_states" in checkpoint and beside is not None:
             self.on_validation_end()  # a checkpoint has every rank's own replica, too
@@ -238,9 +249,20 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
 
     def _end_training(self, *_: object) -> None:
         """Give all ranks the replicas' mean, before callbacks save or replace the trained model; collective."""
-        assert self.session is not None
-        self.session.consensus()
-        self._has_ended = True
+        if self.session is not None:
+            self.session.consensus()
+            self._has_ended = True
+
+    def _share_replaced(self) -> None:
+        """Give all ranks the mean of weights that a callback has put in place of the trained ones; collective.
+
+        StochasticWeightAveraging puts its average there, and then passes over the samples for BatchNorm's statistics.
+        """
+        self._share(super().lightning_module_state_dict())
+        self.session, self._has_ended = None, True
+        self._open.close()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()  # Lightning makes one step more, by the gradients of the last
 
     def _share(self, state: dict[str, object]) -> None:
         """Give all ranks the mean of weights that callbacks have made, each from its own replica's; collective."""
@@ -251,21 +273,20 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
 
     def on_exception(self, exception: BaseException) -> None:
         """Leave the session, and say why to the ranks that are still in it."""
-        self.session = None
+        self.session, self._has_ended = None, False
         self._replaced.clear()  # the newest may not be complete
         self.on_validation_end()
         self._open.__exit__(type(exception), exception, exception.__traceback__)
 
     def teardown(self) -> None:
         """Give all ranks the replicas' mean, and close the session; collective."""
-        if self.session is not None:
+        if self._has_ended:
+            self._share(super().lightning_module_state_dict())
+        elif self.session is not None:
             self.on_validation_end()
-            if self._has_ended:
-                self._share(super().lightning_module_state_dict())
-            else:
-                self.session.consensus()
-            self.session = None
-            self._open.close()
+            self.session.consensus()
+        self.session, self._has_ended = None, False
+        self._open.close()
         self._remove_replaced()
         for metric, exchange, available in self._metrics:
             metric.dist_sync_fn, metric.distributed_available_fn = exchange, available
