@@ -69,7 +69,8 @@ def calls_to_gather(peer: Peer, strategy: list[str]) -> tuple[int, int]:
     return len(calls), made.state.global_step
 
 
-def against_one_process(peer: Peer, num: int, accumulated: int) -> list[float]:
+def against_one_process(peer: Peer, num: int, accumulated: int) -> tuple[list[float], list[float]]:
+    """Return the weights, and the losses that Trainer logs."""
     made = trainer(
         "unused",
         Texts(num, masked=True),
@@ -81,7 +82,7 @@ def against_one_process(peer: Peer, num: int, accumulated: int) -> list[float]:
         average_tokens_across_devices=True,
     )
     made.train()
-    return weights(made.model)
+    return weights(made.model), [row["loss"] for row in made.state.log_history if "loss" in row]
 
 
 class Stop(TrainerCallback):  # type: ignore[misc]

@@ -62,9 +62,11 @@ def test_ranks_that_exchange_no_gradients_do_not_wait_for_one_anothers_tokens(jo
 @pytest.mark.parametrize(("num", "accumulated"), [(40, 1), (33, 1), (33, 2), (41, 2)])
 def test_each_token_of_a_step_counts_the_same(job: Job, num: int, accumulated: int) -> None:
     """Also in a last step in which a rank has fewer batches, or none."""
-    first, second = job.run(cases.against_one_process, (num, accumulated))
+    (first, logged), (second, _) = job.run(cases.against_one_process, (num, accumulated))
     assert first == second
-    expected = tiny.one_process(tiny.Texts(num, masked=True), 2, accumulated)
+    losses: list[float] = []
+    expected = tiny.one_process(tiny.Texts(num, masked=True), 2, accumulated, losses=losses)
+    assert logged == pytest.approx(losses, abs=1e-4)
     assert first == pytest.approx(expected, abs=1e-6)
     assert first != pytest.approx(tiny.weights(tiny.model(0.0)), abs=1e-3)
 

@@ -164,15 +164,19 @@ def without_hocket(samples: Texts, ranks: int, *, fused: bool) -> list[float]:
     return weights(trained)
 
 
-def one_process(samples: Texts, ranks: int, accumulated: int, *, shuffle: bool = True) -> list[float]:
-    """Return the weights of SGD in one process, each step by the mean over all tokens of its batches."""
+def one_process(
+    samples: Texts, ranks: int, accumulated: int, *, shuffle: bool = True, losses: list[float] | None = None
+) -> list[float]:
+    """Return the weights of SGD in one process, each step by the mean over all tokens of its batches; add its loss."""
     trained = model(0.0)
     optimizer = torch.optim.SGD(trained.parameters(), lr=RATE)
     batches = iter(hocket.loader(samples, BATCH * ranks, seed=SEED, shuffle=shuffle))
     while group := list(islice(batches, accumulated)):
         tokens = sum(int((batch["labels"] != -100).sum()) for batch in group)
-        for batch in group:
-            trained(**batch, num_items_in_batch=tokens).loss.backward()
+        loss: Any = sum(trained(**batch, num_items_in_batch=tokens).loss for batch in group)
+        loss.backward()
+        if losses is not None:
+            losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
     return weights(trained)

@@ -72,7 +72,7 @@ def exchanging(
         UserError: Accelerate shards the model, or has found another number of ranks.
     """
     refuse_distribution(accelerator)
-    size = join().size
+    size = join(warn_alone=True).size
     if accelerator.num_processes != size:
         raise UserError(
             f"Accelerate found {accelerator.num_processes} ranks, but the launcher started {size}: import "

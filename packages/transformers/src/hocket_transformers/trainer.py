@@ -66,6 +66,8 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
     _samples: TrainingSamples | None = None
     _training: ExitStack | None = None
     _holds_mean = False
+    #: What makes up in a step's logged loss for batches that some ranks do not have.
+    _logged = 1.0
 
     def __init__(
         self,
@@ -196,9 +198,11 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
         counted = own or [without_labels(batch)]
         with self._tokens_of_step():
             _, num_items = super().get_batch_samples(iter(counted), len(counted), device)
+        self._logged = 1.0
         if self._samples.may_end_with(num_batches):
             lengths = self.session.gather(len(own))
             num_batches = max(lengths)
+            self._logged = num_batches * len(lengths) / sum(lengths)
             if num_items is not None:
                 num_items = num_items * self._left_out(lengths, len(own), batch)
         return Accumulated(batch, epoch_iterator, num_batches), num_items
@@ -223,7 +227,8 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
             return super().training_step(*args, **kwargs)
         adds = not self.accelerator.sync_gradients
         with self._tokens_of_step(), self.session.accumulate() if adds else nullcontext():
-            return super().training_step(*args, **kwargs)
+            loss = super().training_step(*args, **kwargs)
+        return loss * self._logged if self.session.weight else torch.zeros_like(loss)
 
     def _backward(self, own: Any, *args: Any, **kwargs: Any) -> None:
         if self.session is None and core.join().size > 1:
