@@ -44,7 +44,7 @@ def main() -> None:
                 loss = F.cross_entropy(model(x), y)
                 accelerator.backward(loss)
                 optimizer.step()
-            losses = accelerator.gather(loss.detach())
+            losses = accelerator.gather(loss.detach().reshape(1))
             accelerator.print(
                 f"epoch {epoch + 1}: loss {losses.mean():.3f}, mean of {len(losses)} last batches"
             )
