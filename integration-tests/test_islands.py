@@ -191,7 +191,7 @@ TORCH = ("hocket", "launch", "-n", "4", "--transport", "torch")
         pytest.param("train.py", TORCHRUN, marks=pytest.mark.full),
         pytest.param("train.py", MPI, marks=[pytest.mark.full, pytest.mark.mpi]),
         ("train.py", TORCH),
-        ("tensor_parallel.py", TORCH),
+        pytest.param("tensor_parallel.py", TORCH, marks=pytest.mark.full),
         pytest.param("tensor_parallel.py", TORCHRUN, marks=pytest.mark.full),
         pytest.param("tensor_parallel.py", MPI, marks=[pytest.mark.full, pytest.mark.mpi]),
     ],
