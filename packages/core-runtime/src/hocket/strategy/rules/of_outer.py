@@ -131,8 +131,8 @@ def parameters_themselves_stay_whole(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(compressor)} is too coarse for parameters: use fp16, or give the exchange an outer optimizer "
-            "(outer: {name: sgd, lr: 1.0}), so that it sends their change since the last exchange",
+            f"{title_of(compressor)} is too coarse for parameters: use fp16, or give the exchange an outer optimizer, "
+            "so that it sends their change since the last exchange",
         )
     # A mean of messages is none of parameters that were not sent.
     if traits.messages is Messages.GATHERED and traits.sums:
