@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from conftest import Start
 
@@ -40,6 +42,30 @@ if __name__ == "__main__":
         optimizer.step()
         optimizer.zero_grad()
 """
+# All ranks wait for their third batch for longer than is without a report.
+ALL_READ = """
+import time
+import torch, hocket
+from hocket.training.startup import defer_dynamo
+from hocket.transport.host import status
+
+defer_dynamo()
+status.READING_REPORT_AFTER_S = 0.6
+
+def batches():
+    for number in range(5):
+        time.sleep(2.0 if number == 2 else 0.0)
+        yield torch.ones(4, 2)
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with hocket.attach(model, optimizer, "sgd") as session:
+    for batch in session.data(batches(), same_batches=True):
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.7)  # which computes, and is no wait
+"""
 LAUNCH = [sys.executable, "-c", "from hocket.cli.main import main; main()", "launch", "-n", "2"]
 
 
@@ -54,6 +80,19 @@ def test_one_that_sends_nothing(start: Start, tmp_path: Path) -> None:
     line = last_line(start, tmp_path, "silent")
     assert "rank 0 waits for rank 1 in gradients.0" in line
     assert "rank 1 has not arrived: reading its data loader, in no exchange, for " in line
+
+
+@pytest.mark.parametrize("transport", ["torch", pytest.param("mpi", marks=pytest.mark.mpi)])
+def test_all_that_read_for_long_say_so_once(start: Start, tmp_path: Path, transport: str) -> None:
+    (tmp_path / "script.py").write_text(ALL_READ)
+    ended = start([*LAUNCH, "--transport", transport, "script.py"], cwd=tmp_path).end()
+    assert ended.status == 0, ended.errors
+    lines = [line for line in ended.errors.splitlines() if "been reading" in line]
+    expected = (
+        r"hocket: ranks 0, 1 have been reading their data loaders for \d s, step 1: training goes on when .*"
+    )
+    assert len(lines) == 1, ended.errors
+    assert re.fullmatch(expected, lines[0])
 
 
 def test_one_whose_worker_is_killed(start: Start, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from toys import Batch, batches, flat, mlp, on_ranks, reference, sgd
 
 import hocket
-from hocket.errors import ExchangeTimeoutError, PeerLostError, UserError
+from hocket.errors import ExchangeTimeoutError, PeerLostError, TransportError, UserError
 from hocket.launch.mpiexec import find_mpiexec
 
 
@@ -292,6 +292,28 @@ def test_ranks_that_go_on_with_different_things_are_told(others: str) -> None:
                 rank, dict.fromkeys(range(3), 3), "sgd", THEN["consensus" if rank == 0 else others]
             ),
         )
+
+
+@pytest.mark.parametrize("others", ["close", "gather", "distance", "save", "load"])
+@pytest.mark.parametrize("strategy", ["sgd", "dpsgd", "periodic_average"])
+def test_different_calls_without_a_loop_are_told(strategy: str, others: str, tmp_path: Path) -> None:
+    names = {"close": "the session's end", "distance": "session.consensus_distance"}
+    calls = THEN | {
+        "close": lambda session: session.close(),
+        "save": lambda session: session.save(tmp_path),
+        "load": lambda session: session.load(tmp_path, missing="start"),
+    }
+
+    def body(rank: int) -> None:
+        session = attached(strategy)
+        steps(session, batches(rank, 2))
+        calls["consensus" if rank == 0 else others](session)
+
+    name = re.escape(names.get(others, f"session.{others}"))
+    with pytest.raises(
+        TransportError, match=rf"rank 0 called session\.consensus; ranks 1 and 2 called {name}"
+    ):
+        on_ranks(3, body)
 
 
 def test_where_nothing_is_exchanged_each_may_leave_when_it_likes() -> None:

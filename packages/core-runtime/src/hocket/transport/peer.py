@@ -187,8 +187,12 @@ class Peer(ABC):
         Args:
             data: this rank's.
             timeout_s: seconds to wait at most.
-            what: stands in reports; if it is not `allgather`, ranks may never call this, and a rank that detects so
-                raises ExchangeTimeoutError before the time is over.
+            what: the call that gathers, which all ranks must make, and for reports more after a colon; if it is not
+                `allgather`, ranks may never call this, and a rank that detects so raises ExchangeTimeoutError before
+                the time is over.
+
+        Raises:
+            TransportError: the ranks make different calls; names the calls and their ranks.
         """
 
     def on_device(self, device: str) -> Peer | None:

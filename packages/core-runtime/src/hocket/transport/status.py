@@ -10,6 +10,9 @@ from enum import IntEnum
 #: What a rank that leaves a session is given, in seconds, to end the job itself.
 HEARD_AFTER_S = 1.0
 
+#: What a rank shows while it waits for its loader.
+READS = "reading its data loader"
+
 _MOST_NAMED = 8
 
 

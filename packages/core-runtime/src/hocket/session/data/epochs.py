@@ -22,6 +22,9 @@ _log = logging.getLogger("hocket")
 
 _TOGETHER = "All ranks must leave after the same batch: let them agree with session.gather"
 
+#: Where ranks that leave a loop meet those that are in it.
+_LOOP = "the loop over session.data"
+
 
 class PassesState(TypedDict):
     """The section `passes` of a checkpoint: what a resumed run needs to go on with its passes.
@@ -170,8 +173,9 @@ class Epochs:
             return
         batch, early = left
         where = f"after batch {batch} of a pass over session.data"
+        what = f"{_LOOP}: {'left' if early else 'ended'} the loop {where}"
         try:
-            gathered = gather(peer, [batch, call], what=f"{'left' if early else 'ended'} the loop {where}")
+            gathered = gather(peer, [batch, call], what=what)
         except ExchangeTimeoutError as error:
             if not early:
                 raise
@@ -179,7 +183,7 @@ class Epochs:
                 f"rank {peer.rank} left the loop {where}, but other ranks are still in it. {_TOGETHER} ({error})"
             ) from error
         while _some_still_read(gathered):
-            gathered = gather(peer, [batch, call], what=f"{'left' if early else 'ended'} the loop {where}")
+            gathered = gather(peer, [batch, call], what=what)
         calls: dict[str, list[int]] = {}
         for rank, (_, other) in enumerate(gathered):
             calls.setdefault(other, []).append(rank)
@@ -201,8 +205,8 @@ class Epochs:
             UserError: other ranks have left the pass after another batch, or while there are more batches.
         """
         batch, more = current.num_steps, current.following is not END
-        where = f"has ended batch {batch}, the last of a pass over session.data by its loader's len()"
-        gathered = gather(peer, [batch, more, current.num_read], what=where)
+        what = f"{_LOOP}: has ended batch {batch}, the last of a pass over session.data by its loader's len()"
+        gathered = gather(peer, [batch, more, current.num_read], what=what)
         _some_still_read(gathered)
         longest = max((rank[2] for rank in gathered if isinstance(rank[1], bool)), default=batch)
         if longest < batch and all(isinstance(rank[1], bool) for rank in gathered):

@@ -11,10 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from hocket.plain import Batch
-from hocket.transport.status import Status
+from hocket.transport.status import READS, Status
 
 _here = threading.local()
-_READS = "reading its data loader"
 
 
 def reading_in_force() -> LoaderReading | None:
@@ -50,7 +49,7 @@ class LoaderReading:
     def __enter__(self) -> None:
         self._outer = reading_in_force()
         _here.reading = self
-        self._status.note_computing(_READS)
+        self._status.note_computing(READS)
 
     def __exit__(self, *_: object) -> None:
         _here.reading = self._outer

@@ -116,7 +116,7 @@ class Loading:
             names = ["" if path == self._folder else path.name for path in found]
         except (CheckpointError, OSError) as error:
             why = in_words(error)
-        seen = gather(self._peer, [names, why])
+        seen = gather(self._peer, [names, why], what="session.load")
         every = {name for of_rank, _ in seen for name in of_rank}
         if not every and missing == "error":
             raise CheckpointError("\n".join(of_ranks([of_rank for _, of_rank in seen])))

@@ -126,6 +126,11 @@ class TransportConformance(ABC):
         expected = [[rank] * (3 * rank) for rank in range(size)]
         assert self.run(size, peers.allgather_lengths) == [expected] * size
 
+    def test_gatherings_for_different_calls_are_refused(self, size: int) -> None:
+        words = ("rank 0", "another call", "rank 1" if size == 2 else "ranks 1", "one call", RANKS_DIVERGED)
+        for refusal in self.run(size, peers.gather_for_different_calls):
+            assert all(word in refusal for word in words) if size > 1 else refusal == ""
+
     def test_disjoint_groups_in_one_call(self, size: int) -> None:
         self.run(size, peers.split_by_parity)
 

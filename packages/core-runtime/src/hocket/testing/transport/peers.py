@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hocket.errors import TransportError
 from hocket.transport.peer import Peer
 
 
@@ -19,6 +20,16 @@ def rank_and_size(peer: Peer) -> list[int]:
 def allgather_lengths(peer: Peer) -> list[list[int]]:
     assert peer.allgather_bytes(b"") == [b""] * peer.size
     return [list(data) for data in peer.allgather_bytes(bytes([peer.rank]) * (3 * peer.rank), timeout_s=60)]
+
+
+def gather_for_different_calls(peer: Peer) -> str:
+    """Gather for one call, each rank in its own words, then for different ones; return the refusal."""
+    assert len(peer.allgather_bytes(b"", what=f"one call: as rank {peer.rank}")) == peer.size
+    try:
+        peer.allgather_bytes(b"", what="another call" if peer.rank == 0 else "one call")
+    except TransportError as error:
+        return str(error)
+    return ""
 
 
 def split_by_parity(peer: Peer) -> None:

@@ -131,14 +131,16 @@ class HostPeer(Peer):
             what: the call.
             number: this rank's, for instance the length of its data, in bytes.
             timeout_s: seconds to wait at most.
-            purpose: stands in reports; if it differs from `what`, ranks may never make the call.
+            purpose: stands in reports, and in place of `what` as the call's name, up to a colon; if it differs from
+                `what`, ranks may never make the call.
 
         Raises:
             TransportError: they make different calls; names the ranks and their calls.
         """
         if self.size == 1:
             return [number]
-        own = np.frombuffer(_CALL.pack(number, what.encode()[:56]), np.uint8)
+        name = (purpose or what).partition(":")[0]
+        own = np.frombuffer(_CALL.pack(number, name.encode()[:56]), np.uint8)
         everyones = np.zeros((self.size, own.size), np.uint8)
         gathering = self._gather_words(own, everyones, purpose or what)
         if purpose in ("", what):

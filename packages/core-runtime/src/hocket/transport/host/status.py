@@ -11,6 +11,8 @@ import mmap
 import os
 import socket
 import struct
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +25,7 @@ from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.host.memory import reserve
 from hocket.transport.status import (
     HEARD_AFTER_S,
+    READS,
     RankState,
     RankStatus,
     Status,
@@ -33,6 +36,9 @@ from hocket.transport.status import (
 )
 
 _ENTRY = struct.Struct("=dqq64s64s")
+#: So long all ranks of a host may read their loaders, in seconds, before a line says so.
+READING_REPORT_AFTER_S = 25.0
+_LOOKS_PER_REPORT = 6
 _LOOK_AT_RANKS_EVERY_S = 0.1
 # Behind the entry: the sessions that the rank has left last, when, and why.
 _LEFT = struct.Struct("=qd232s")
@@ -59,6 +65,7 @@ class StatusBoard:
         self.step = 0
         self._rank = rank
         self._num_left = 0
+        self._watched = False
         host = _host()
         self.ranks = [other for other, theirs in enumerate(allgather(host)) if theirs == host]
         nbytes = mmap.PAGESIZE + room(len(self.ranks) - 1)
@@ -98,6 +105,25 @@ class StatusBoard:
         place = (lane.encode()[:64], what.encode()[:64])
         # Not `pack_into`, which fills the entry with zeros first: another rank may read it at any time.
         self._own[: _ENTRY.size] = _ENTRY.pack(time.monotonic(), self.step, state, *place)
+
+    def watch_reading(self) -> None:
+        """Let the host's first rank report, from a thread, that all of its ranks have long read their loaders."""
+        if not self._watched and self._rank == min(self.ranks):
+            threading.Thread(target=self._watch_reading, name="hocket loaders", daemon=True).start()
+        self._watched = True
+
+    def _watch_reading(self) -> None:
+        reported_s = 0.0
+        while True:
+            time.sleep(READING_REPORT_AFTER_S / _LOOKS_PER_REPORT)
+            rows = [_read(page, rank) for rank, page in {self._rank: self._own, **self._pages}.items()]
+            reading = [row for row in rows if row.state is not RankState.LEAVING]
+            if not all(row.what == READS for row in reading):
+                continue
+            since_s = max((row.since_s for row in reading), default=reported_s)
+            if since_s != reported_s and time.monotonic() - since_s > READING_REPORT_AFTER_S:
+                reported_s = since_s
+                print(_describe_reading(reading), file=sys.stderr, flush=True)
 
     def publish_lasting_state(self) -> None:
         """Send this rank's state to other hosts, if it has lasted; a wait calls it now and then."""
@@ -139,6 +165,16 @@ def _host() -> str:
 def _read(page: mmap.mmap, rank: int) -> RankStatus:
     since_s, step, state, lane, what = _ENTRY.unpack_from(page, 0)
     return RankStatus(rank, since_s, step, RankState(state), _text(lane), _text(what))
+
+
+def _describe_reading(rows: Sequence[RankStatus]) -> str:
+    """Return the report on ranks of which each waits for its own loader, and so nobody for another rank."""
+    ago_s = time.monotonic() - max(row.since_s for row in rows)
+    read = "has been reading its data loader" if len(rows) == 1 else "have been reading their data loaders"
+    steps = sorted({row.step for row in rows})
+    where = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    who = number_ranks([row.rank for row in rows])
+    return f"hocket: {who} {read} for {ago_s:.0f} s, {where}: training goes on when these give a batch"
 
 
 def _text(raw: bytes) -> str:
@@ -219,6 +255,8 @@ class HostStatus(Status):
     def note_computing(self, what: str = "") -> None:
         if self.board is not None:
             self.board.write(RankState.COMPUTING, what=what)
+            if what == READS:
+                self.board.watch_reading()
 
     def note_step(self, step: int) -> None:
         if self.board is not None:

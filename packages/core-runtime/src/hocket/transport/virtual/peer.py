@@ -105,7 +105,7 @@ class VirtualPeer(Peer):
             return [list(gathered) for _ in gathered]
 
         seconds = self._station.network.allgather_seconds
-        call = Call("allgather_bytes", bytes(data), len(data), seconds, conclude, what)
+        call = Call(what.partition(":")[0], bytes(data), len(data), seconds, conclude, what)
         gathered: list[bytes] = self._join(call, timeout_s)
         return gathered
 
