@@ -251,7 +251,7 @@ def test_without_a_length_the_others_hear_of_a_rank_that_leaves_alone(then: Call
 
 
 def test_ranks_that_leave_at_different_batches_without_waiting_are_told() -> None:
-    expected = "rank 0 after batch 6, rank 1 after batch 3, rank 2 after batch 6"
+    expected = "rank 0 left after batch 6, rank 1 left after batch 3, rank 2 left after batch 6"
     with pytest.raises(UserError, match=expected):
         on_ranks(3, lambda rank: left(rank, {1: 3}, "periodic_average", THEN["consensus"]))
 
