@@ -94,7 +94,7 @@ def check(cell: Cell, ranks: int, error: CompositionError) -> None:
     """
     message = str(error)
     if ranks:
-        assert re.match(rf"{cell.slot}\.\d among {ranks} ranks: .", message), message
+        assert re.match(rf"{cell.slot}\.\d does not fit {ranks} ranks: .", message), message
         return
     assert re.match(rf"mapping: {cell.slot}\.\d\.[a-z_]+: .{{20}}", message), message
     known = {each.name for each in everything().components()}

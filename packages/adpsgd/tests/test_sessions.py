@@ -112,7 +112,7 @@ def test_a_partner_that_does_not_come_is_named() -> None:
     [
         (
             {"delay": "0", "merge": "{name: blend, local: 0.5}"},
-            "a blend would lose a part of each change: use merge: add",
+            "merge: blend would lose a part of each change: use merge: add",
         ),
         ({"topology": "null"}, "needs a topology, for instance topology: complete"),
         ({"compressor": "fp16"}, "sends uncompressed values: use none"),
@@ -131,7 +131,7 @@ def test_what_means_nothing_is_refused(given: dict[str, Any], told: str) -> None
 
 def test_gradients_are_refused() -> None:
     with pytest.raises(
-        CompositionError, match=r"adpsgd\.pair_average .* makes no sense here: use it in parameters"
+        CompositionError, match=r"adpsgd\.pair_average .* cannot exchange gradients: use it in parameters"
     ):
         hocket.compose({"gradients": [{"collective": "adpsgd.pair_average", "topology": "complete"}]})
 

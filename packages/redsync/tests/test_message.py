@@ -90,7 +90,7 @@ def message() -> Message:
 @pytest.mark.parametrize("length", [0, 8, 40])
 def test_a_message_that_is_too_short_is_refused(message: Message, length: int) -> None:
     short = Message(message.payload[:length], message.segment, 0)
-    with pytest.raises(ValueError, match=r"bytes for gradients\.0\[0\] should have \d+ bytes by its header"):
+    with pytest.raises(ValueError, match=r"for gradients\.0\[0\] has \d+ bytes instead of \d+"):
         add_packed(short, 1.0, torch.zeros_like(message.segment.outgoing))
 
 

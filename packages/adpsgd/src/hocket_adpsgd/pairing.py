@@ -259,7 +259,7 @@ class PairAverager(Activity):
             raise
         except Exception as error:
             raise TransportError(
-                f"rank {self._rank}: {self._name}, averaging with rank {self._partner}: "
+                f"rank {self._rank}: averaging with rank {self._partner} failed in {self._name}: "
                 f"{type(error).__name__}: {error}"
             ) from error
 

@@ -154,5 +154,8 @@ def _padded(tensor: TensorForm) -> int:
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise UserError(f"this version of torch has no dtype {name}")
+        raise UserError(
+            f"another rank sent a tensor of dtype {name}, which this version of torch lacks: install the same torch "
+            "on all ranks"
+        )
     return dtype

@@ -126,8 +126,8 @@ def test_a_mistake_is_found_without_torch(tmp_path: Path) -> None:
         (["task=my_task"], "there is no task 'my_task'. There are: digits. One of your own is "
          "module:attribute, such as my_task:MyTask"),
         (["task=my.task.py"], "One of your own is module:attribute, such as my.task:MyTask"),
-        (["delays={name: fixed, ranks: [2], seconds: 1}"], "delays among 2 ranks: ranks is [2]; allowed: ranks from"),
-        (["delays={name: random_subset, count: 3, seconds: 1}"], "delays among 2 ranks: count is 3; allowed: 0"),
+        (["delays={name: fixed, ranks: [2], seconds: 1}"], "delays do not fit 2 ranks: ranks is [2]; allowed: ranks"),
+        (["delays={name: random_subset, count: 3, seconds: 1}"], "delays do not fit 2 ranks: count is 3; allowed: 0"),
         (["task=digit"], "override 'task=digit': task: there is no task 'digit'. Did you mean 'digits'? There"),
         (["optimizer=adamm"], "override 'optimizer=adamm': optimizer: there is no optimizer 'adamm'. Did you mean 'ad"),
         (["optimizer.lrr=1"], "override 'optimizer.lrr=1': optimizer.lrr: unknown argument of sgd. Did you mean 'lr'"),

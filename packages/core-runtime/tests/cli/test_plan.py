@@ -262,7 +262,7 @@ def test_injected_delays_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert "and by 400 ms if all ranks wait for each other in every step." in shown
     with pytest.raises(
-        CompositionError, match=r"^delays among 2 ranks: ranks is \[3\]; allowed: ranks from 0 to 1$"
+        CompositionError, match=r"^delays do not fit 2 ranks: ranks is \[3\]; allowed: ranks from 0 to 1$"
     ):
         plan_command("sgd", ("delays={name: fixed, ranks: [3], seconds: 1}",), 2)
 

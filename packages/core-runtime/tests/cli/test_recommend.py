@@ -457,7 +457,7 @@ def test_it_measures_compressors(tmp_path: Path) -> None:
         ),
         (["periodic_avarage", "--hosts", "2x1"], "Did you mean 'periodic_average'?"),
         (["sgd", "--hosts", "2x1"], "the model is missing"),
-        (["--hosts", "2x1", "--params", "1M", "--step", "1", "--late", "3x1"], "delays among 2 ranks"),
+        (["--hosts", "2x1", "--params", "1M", "--step", "1", "--late", "3x1"], "delays do not fit 2 ranks"),
         (["--hosts", "2x1", "--params", "1M", "--step", "1", "optimizer=adamv"], "adamv"),
         (
             ["--hosts", "2x3", "--island", "2", "--params", "1M", "--step", "1"],

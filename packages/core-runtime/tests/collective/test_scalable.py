@@ -241,7 +241,7 @@ def test_auto_takes_the_faster_one(
     told = VirtualWorld(ranks).run(run)
     assert told == [(chosen, told[0][1])] * ranks
     assert 0 < told[0][1] <= numel / 10
-    assert f"auto takes {chosen} for 1 segment" in caplog.text
+    assert f"algorithm auto chooses {chosen} for 1 segment" in caplog.text
 
 
 @pytest.mark.parametrize("compressor", ["none", "bf16", {"name": "error_feedback", "compressor": "bf16"}])

@@ -240,7 +240,7 @@ def test_terms_are_read_from_the_groups() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "settings", "message"),
     [
-        (torch.optim.AdamW, {}, "not that of AdamW: use SGD"),
+        (torch.optim.AdamW, {}, "but the optimizer is AdamW: use SGD"),
         (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.1}, "dampening of torch.optim.SGD, which is 0.1"),
         (torch.optim.SGD, {"maximize": True}, "does not work with maximize"),
     ],
@@ -251,7 +251,7 @@ def test_optimizers_that_are_refused(optimizer: type, settings: dict[str, float]
 
 
 def test_orders_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="compressor already keeps a residual"):
+    with pytest.raises(ValueError, match="compressor already keeps unsent values"):
         ErrorFeedback(LocalClipping(ErrorFeedback(TopK(0.1)), max_norm=1.0))
     with pytest.raises(ValueError, match="put error_feedback inside momentum_correction"):
         ErrorFeedback(MomentumCorrection(TopK(0.1)))

@@ -134,7 +134,7 @@ def test_a_duplicate_is_refused_with_both_origins(registrar: Registrar, tables: 
         other.topology("loop", "other_package.ring:Ring")
     assert str(caught.value) == (
         f"topology 'crossover.loop' is registered twice: {Ring.__module__}.Ring by hocket-crossover 1.2 "
-        "and other_package.ring:Ring by other-package 3"
+        "and other_package.ring:Ring by other-package 3. Rename one of them"
     )
     registrar.scope("loop", World)  # another kind is another name
 

@@ -96,7 +96,7 @@ def test_a_peer_is_not_closed_before_its_thread() -> None:
     peer = SinglePeer()
     progress = ThreadProgress()
     CalledSum(peer, progress)
-    with pytest.raises(TransportError, match="closed before its threads: progress"):
+    with pytest.raises(TransportError, match="closed while its threads run: progress"):
         peer.close()
     progress.close()
     peer.close()

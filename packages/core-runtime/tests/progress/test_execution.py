@@ -219,5 +219,5 @@ def test_a_notice_of_a_later_round_counts_from_now_on() -> None:
 def test_a_message_of_another_length_is_refused() -> None:
     run, lane = execution(Reached(), Receive("receive", data=np.zeros(3), tag=1), last="receive")
     lane.isend(np.ones(1), 0, 3)
-    with pytest.raises(TransportError, match=r"test, round 0, operation 'receive': .*8 bytes"):
+    with pytest.raises(TransportError, match=r"test failed in round 0 at operation 'receive': .*8 bytes"):
         run.advance(everywhere=False)

@@ -33,8 +33,13 @@ from hocket.schedule import (
         ([NoOp("a", ("a",))], "a", None, "operations depend on each other in a circle: a -> a"),
         ([NoOp("a")], "b", None, "'b', named as last or trigger, does not exist"),
         ([NoOp("a")], "a", "b", "'b', named as last or trigger, does not exist"),
-        ([Compute("a")], "a", "a", "the trigger 'a' must be a NoOp that comes after nothing"),
-        ([NoOp("b"), NoOp("a", ("b",))], "a", "a", "the trigger 'a' must be a NoOp that comes after nothing"),
+        ([Compute("a")], "a", "a", "the trigger 'a' must be a NoOp that comes after no other operation"),
+        (
+            [NoOp("b"), NoOp("a", ("b",))],
+            "a",
+            "a",
+            "the trigger 'a' must be a NoOp that comes after no other operation",
+        ),
         ([Send("a", to=1, tag=1)], "a", None, "operation 'a' has tag 1, but num_tags is 1"),
         (
             [Receive("a", source=1), Receive("b", source=1)],

@@ -108,7 +108,7 @@ def test_a_session_says_where_outer_parameters_leave_them_alone(caplog: pytest.L
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        (("sgd", "gradients.0.buffers=mean"), "buffers belongs to exchanges of parameters"),
+        (("sgd", "gradients.0.buffers=mean"), "buffers works only for exchanges of parameters"),
         (("dpsgd", "parameters.0.buffers=mean"), "cannot average buffers"),
         (
             (*STRATEGY, "parameters.0.over={name: leaders, size: 1}", "parameters.0.buffers=mean"),

@@ -116,7 +116,8 @@ def test_a_number_of_ranks_that_sharded_leaders_cannot_have() -> None:
     def run(rank: int) -> None:
         model = mlp()
         with pytest.raises(
-            CompositionError, match=r"^gradients\.0 among 5 ranks: sharded leaders need groups of equal size"
+            CompositionError,
+            match=r"^gradients\.0 does not fit 5 ranks: sharded leaders need groups of equal size",
         ):
             hocket.attach(model, sgd(model), strategy)
 

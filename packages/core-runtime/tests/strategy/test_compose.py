@@ -261,7 +261,7 @@ BROADCAST = {"collective": "broadcast"}
 def test_ranks_whose_gradients_would_reach_nobody_are_named(mapping: Any, at_fault: str, ranks: str) -> None:
     strategy = compose(mapping)
     with pytest.raises(
-        CompositionError, match=rf"^{at_fault} among 5 ranks: .* the gradients of {ranks} are lost:"
+        CompositionError, match=rf"^{at_fault} does not fit 5 ranks: .* the gradients of {ranks} are lost\."
     ):
         strategy.check_size(Placement.on_one_host(5))
 
@@ -310,7 +310,7 @@ def test_a_size_that_a_topology_refuses_is_refused_with_the_exchange() -> None:
     topology = _OnlyEven()
     strategy = Strategy(parameters=(Exchange(Allreduce(), topology=topology),))
     strategy.check_size(Placement.on_one_host(4))
-    with pytest.raises(CompositionError, match=r"^parameters\.0 among 3 ranks: 3 is odd$"):
+    with pytest.raises(CompositionError, match=r"^parameters\.0 does not fit 3 ranks: 3 is odd$"):
         strategy.check_size(Placement.on_one_host(3))
 
 

@@ -85,7 +85,7 @@ def exchange(**fields: Any) -> dict[str, Any]:
     [
         ("gradients", {"collective": "broadcast"}, "collective", ["replace the other ranks' gradients", "allreduce"]),
         ("parameters", {"every": "log2_ranks", "over": {"name": "group", "size": 2}}, "every", ["log2_ranks over group (size: 2)", "over: world"]),
-        ("parameters", {"progress": "thread"}, "progress", ["allreduce runs in the training thread", "use inline, or gossip"]),
+        ("parameters", {"progress": "thread"}, "progress", ["does not work with allreduce", "use progress: inline"]),
         ("gradients", {"collective": "reduce"}, "collective", ["only the root would have the mean", "allreduce"]),
         ("parameters", {"collective": "reduce"}, "collective", ["only the root would have the mean", "broadcast"]),
         ("parameters", {"collective": "sparse_allreduce"}, "collective", ["averages only sent values", "use it in gradients, or give an outer"]),
@@ -100,11 +100,11 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("parameters", {"every": 4, "delay": 2, "merge": BLEND, "compressor": "shared_random"}, "merge", ["2 steps ago", "use merge: add, or delay 0"]),
         ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "clipped"}, "compressor", ["Clipped needs all gradients", "use it in gradients"]),
         ("gradients", {"overlap": "forward"}, "overlap", ["gradients cannot be overlapped with forward", "use none or backward"]),
-        ("gradients", {"delay": 1}, "delay", ["delay belongs to exchanges of parameters"]),
-        ("gradients", {"outer": {"name": "sgd", "lr": 1.0}}, "outer", ["outer belongs to exchanges of parameters"]),
-        ("gradients", {"stagger": True}, "stagger", ["stagger belongs to exchanges of parameters"]),
-        ("parameters", {"outer": SGD, "collective": "broadcast"}, "outer", ["broadcast does not give all ranks the mean", "use collective: allreduce"]),
-        ("parameters", {"outer": SGD, "collective": "gossip", "topology": "ring"}, "outer", ["gossip does not give all ranks the mean"]),
+        ("gradients", {"delay": 1}, "delay", ["delay works only for exchanges of parameters"]),
+        ("gradients", {"outer": {"name": "sgd", "lr": 1.0}}, "outer", ["outer works only for exchanges of parameters"]),
+        ("gradients", {"stagger": True}, "stagger", ["stagger works only for exchanges of parameters"]),
+        ("parameters", {"outer": SGD, "collective": "broadcast"}, "outer", ["broadcast does not give all ranks the same mean", "use collective: allreduce"]),
+        ("parameters", {"outer": SGD, "collective": "gossip", "topology": "ring"}, "outer", ["gossip does not give all ranks the same mean"]),
         ("parameters", {"outer": SGD, "collective": {"name": "gossip", "push_sum": True}, "topology": "exponential"}, "outer", ["would drift apart"]),
         ("parameters", {"outer": SGD, "compressor": "shared_random"}, "compressor", ["would lose the rest", "error_feedback"]),
         ("parameters", {"outer": SGD, "collective": "sparse_allreduce", "compressor": "topk"}, "compressor", ["topk", "would lose the rest", "error_feedback"]),
@@ -120,7 +120,7 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed", "segments": {"name": "fragments", "count": 2}}, "segments", ["adjacent parameters", "use layers"]),
         ("parameters", {"overlap": "backward"}, "overlap", ["parameters cannot", "use none or forward"]),
         ("gradients", {"every": 4}, "every", ["every 4 steps", "drift apart", "session.accumulate()", "parameters every 4"]),
-        ("gradients", {"compressor": "sparse"}, "compressor", ["allreduce adds messages on their way", "Sparse", "sparse_allreduce", "compressor none"]),
+        ("gradients", {"compressor": "sparse"}, "compressor", ["allreduce adds messages while it sends", "Sparse", "sparse_allreduce", "compressor none"]),
         ("gradients", {"collective": "particular"}, "compressor", ["only what is clipped is particular: use clipped"]),
         ("gradients", {"topology": "complete"}, "topology", ["allreduce has no topology", "gossip"]),
         ("gradients", {"collective": "gathering"}, "topology", ["Gathering needs a topology", "topology: complete"]),
@@ -188,7 +188,7 @@ def test_what_the_refusals_recommend_composes(registry: Registry, slot: str, fie
             "segments",
             "one after the other: use bytes (size_mb: 8.0, first_mb: 1.0), as gradients.0 does",
         ),
-        ({"overlap": "backward"}, "overlap", "leave overlap at none, and set it in gradients.0"),
+        ({"overlap": "backward"}, "overlap", "leave overlap out, and set it in gradients.0"),
         (
             {"compressor": "clipped"},
             "compressor",
@@ -237,7 +237,8 @@ def test_a_refusal_names_the_override_that_caused_it() -> None:
 def test_only_the_last_exchange_of_parameters_overlaps() -> None:
     averages = [exchange(overlap="forward"), exchange()]
     with pytest.raises(
-        CompositionError, match=r"parameters\.0\.overlap: with forward it is not complete when parameters\.1"
+        CompositionError,
+        match=r"parameters\.0\.overlap: with overlap forward this exchange is not complete when parameters\.1",
     ):
         compose({"parameters": averages})
     assert len(compose({"parameters": averages[::-1]}).parameters) == 2
@@ -256,7 +257,9 @@ def test_leaders_are_heard_in_the_steps_in_which_they_exchange(fields: dict[str,
 
 
 def test_only_the_last_exchange_may_be_delayed() -> None:
-    with pytest.raises(CompositionError, match=r"parameters\.0\.delay: it is not complete when"):
+    with pytest.raises(
+        CompositionError, match=r"parameters\.0\.delay: with a delay this exchange is not complete when"
+    ):
         compose({"parameters": [exchange(every=4, delay=1), exchange()]})
 
 

@@ -237,7 +237,7 @@ def test_a_distributed_sampler_is_left_alone() -> None:
 
     assert [[n for n, _ in of_rank] for of_rank in read(make, 2)] == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
     with pytest.raises(
-        UserError, match=r"reads share 0 of 1, but this rank's share is . of 2: leave the sampler out"
+        UserError, match=r"has rank=0, num_replicas=1, but here they are . and 2: leave the sampler out"
     ):
         read(lambda: hocket.loader(Numbers(8), 2, sampler=DistributedSampler(Numbers(8), 1, 0)), 2)
 

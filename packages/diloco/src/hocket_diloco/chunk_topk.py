@@ -164,7 +164,8 @@ class ChunkTopK(Compressor):
             values, places, rounded, runs.starts, runs.lengths, chunks.counts, dense, clear
         ):
             raise IndexError(
-                f"a message for {segment.name} has an index beyond its chunk of {self.tile**2 or self.chunk} elements"
+                f"a message for {segment.name} has an index beyond its chunk of {self.tile**2 or self.chunk} "
+                "elements, so it is damaged or from another version: check that all ranks run the same hocket-diloco"
             )
 
     def footprint(self, shape: SegmentShape) -> Footprint:

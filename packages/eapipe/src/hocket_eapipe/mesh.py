@@ -26,8 +26,8 @@ class Mesh:
     def __post_init__(self) -> None:
         if self.processes > self.stages:
             raise ValueError(
-                f"stages: {self.stages} stages are too few for {self.processes} ranks in a pipeline, because each "
-                f"rank needs a stage: use {self.processes} stages or more, more pipelines, or fewer ranks"
+                f"{self.stages} stages are too few for {self.processes} ranks in a pipeline, because each rank needs "
+                f"a stage: use {self.processes} stages or more, more pipelines, or fewer ranks"
             )
 
     @classmethod
@@ -45,8 +45,8 @@ class Mesh:
         processes, rest = divmod(ranks, pipelines)
         if rest or not processes:
             raise ValueError(
-                f"pipelines: {ranks} ranks cannot be divided evenly into {pipelines} pipelines: use a multiple of "
-                f"{pipelines} ranks"
+                f"{ranks} ranks cannot be divided evenly into {pipelines} pipelines: use a multiple of {pipelines} "
+                "ranks, or change pipelines"
             )
         return cls(pipelines, processes, processes if stages is None else stages)
 

@@ -268,8 +268,8 @@ class PipelineSession(EngineSession):
         """Drain the pipeline: batches under way are no part of a checkpoint."""
         if self._runner.accumulates:
             raise CheckpointError(
-                f"rank {self.rank}: save after a batch outside of session.accumulate(): a checkpoint does not hold "
-                "accumulated gradients"
+                f"rank {self.rank}: a checkpoint does not hold accumulated gradients: save after a batch outside of "
+                "session.accumulate()"
             )
         self.settle()
 

@@ -238,10 +238,9 @@ class TrainerStrategy(RanksOfStrategy, lightning("pytorch.strategies").ParallelS
         super().load_optimizer_state_dict(checkpoint)
         if self.is_global_zero:
             _log.warning(
-                "the folder with each rank's own state is missing next to the checkpoint (%s). All ranks "
-                "begin with the mean model and with rank 0's optimizer. The state of exchanges (outer "
-                "optimizers, residuals) is empty, and the strategy counts steps from 0, so that "
-                "synchronous_steps apply again",
+                "the folder with each rank's own state is missing next to the checkpoint (%s): copy it there if you "
+                "have it. Without it all ranks begin with the mean model and rank 0's optimizer, the state of "
+                "exchanges is empty, and steps are counted from 0, so that synchronous_steps apply again",
                 self._loaded or "a folder FILE.hocket",
             )
 

@@ -163,8 +163,9 @@ def unpack(message: Message) -> _Parts:
         least = span.numel if form == _DENSE else 0
         if form not in _FORMS or not least <= count <= span.numel:
             raise ValueError(
-                f"a damaged message for {segment.name}: it announces {counts} elements for parameters of "
-                f"{[span.numel for span in segment.spans]}"
+                f"a message for {segment.name} is damaged or from another version: it announces {counts} elements "
+                f"for parameters of {[span.numel for span in segment.spans]}. Check that all ranks run the same "
+                "hocket-redsync"
             )
     sparse, means, dense = (_counts_of(counts, forms, form) for form in _FORMS)
     num_sparse, num_mean = sum(sparse), sum(means)
@@ -189,7 +190,8 @@ def _check(message: Message, needed: int) -> None:
     given = message.payload.nbytes
     if given < needed:
         raise ValueError(
-            f"a message of {given} bytes for {message.segment.name} should have {needed} bytes by its header"
+            f"a message for {message.segment.name} has {given} bytes instead of {needed}, so it is damaged or from "
+            "another version: check that all ranks run the same hocket-redsync"
         )
 
 

@@ -89,7 +89,10 @@ def _read_split(folder: Path, split: str) -> TensorSamples:
     if images.shape[1:] != FashionMNIST.input_shape[1:]:
         raise UserError(f"{images_path}: images of {images.shape[1:]} pixels, not (28, 28)")
     if len(images) != len(labels):
-        raise UserError(f"{images_path}: {len(images)} images for the {len(labels)} labels in {labels_path}")
+        raise UserError(
+            f"{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels: install the data "
+            "set again"
+        )
     if labels.max(initial=0) >= FashionMNIST.num_classes:
         raise UserError(f"{labels_path}: label {labels.max()}; allowed: 0 to {FashionMNIST.num_classes - 1}")
     inputs = torch.from_numpy(images).unsqueeze(1)

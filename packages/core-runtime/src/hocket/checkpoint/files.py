@@ -117,7 +117,9 @@ def prepare(state: TreeView, run: str = "") -> Prepared:
         structure, tensors = flatten(state)
         metadata = {_STRUCTURE: json.dumps(structure), _RUN: run}
     except (RecursionError, ValueError) as error:
-        raise CheckpointError(f"the state cannot be written as JSON: {error}") from error
+        raise CheckpointError(
+            f"the state holds a value that JSON cannot hold ({error}): make it smaller, or keep it as a tensor"
+        ) from error
     ordered = in_order(tensors)
     header = _header(ordered, metadata)
     if len(header) > _MOST_HEADER_BYTES:

@@ -75,7 +75,9 @@ def _require_manifest(folder: Path) -> None:
     """Raise MissingFileError if the newest directory with a final name has no manifest."""
     named = [path for path in _directories(folder) if not _run_of(path) and _holds_own_files(path)]
     if named and not (named[-1] / MANIFEST).exists():
-        raise MissingFileError(f"{named[-1]} has no {MANIFEST}")
+        raise MissingFileError(
+            f"{named[-1]} is not a complete checkpoint: it lacks {MANIFEST}, the file that is written last"
+        )
 
 
 @contextmanager

@@ -171,7 +171,9 @@ def _exactly(kind: str, content: Any, tensor: Callable[[str], Tensor]) -> Any:
         case "named":
             module, name, items = content
             return _named(module, name)(*unflatten(items, tensor))
-    raise CheckpointError(f"this version of Hocket cannot read values of kind {kind!r}")
+    raise CheckpointError(
+        f"this version of Hocket cannot read values of kind {kind!r}: install the version that saved them"
+    )
 
 
 class _Flattener:

@@ -72,7 +72,7 @@ def analysis_command(strategy: Strategy, placement: Placement, compare: Sequence
         size = max(len(part) for part in exchange.over.parts(placement))
         print()
         if size < 2:
-            print(f"{exchange.name}: a single rank has nobody to mix with.")
+            print(f"{exchange.name}: a single rank has no other rank to average with.")
             continue
         found = _analyse(exchange, others, size)
         _show(exchange, size, found)

@@ -29,7 +29,7 @@ from hocket.cli.click_parts import Folder, out_option
     "--replica",
     type=click.IntRange(min=0),
     metavar="RANK",
-    help="Export this rank's replica instead of the consensus.",
+    help="Export this rank's replica instead of the replicas' mean.",
 )
 @click.option(
     "--model",

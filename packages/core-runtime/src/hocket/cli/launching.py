@@ -83,7 +83,8 @@ def variables_of(out: Path, *, trace: bool) -> dict[str, str]:
 def _show_results(out: Path, script: str, report: bool) -> None:
     if not (out / SUMMARY).exists():
         print(
-            f"hocket: --out {out} has no results, because {script} did not close a session of hocket.attach",
+            f"hocket: --out {out} has no results, because {script} closed no session of hocket.attach: train within "
+            "`with session:`, or call session.close()",
             file=sys.stderr,
         )
         return

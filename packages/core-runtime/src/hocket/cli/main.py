@@ -163,7 +163,7 @@ def resume(
 @click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="Hosts on which the ranks run; default: one host.")
 @island_option
 @network_options
-@click.option("--analysis", is_flag=True, help="Show how fast the strategy's topologies mix, and draw it.")
+@click.option("--analysis", is_flag=True, help="Show, and draw, how fast topologies average the replicas.")
 @click.option(
     "--compare",
     multiple=True,
@@ -357,7 +357,7 @@ def plugins() -> None:
 
 
 @cli.command()
-@out_option("Folder to check. Under a launcher: do all ranks see the files that rank 0 writes there?")
+@out_option("Folder to check: can it be written, and do all ranks of a launcher see it?")
 def doctor(out: Path | None) -> None:
     """Check this machine's setup and report problems.
 

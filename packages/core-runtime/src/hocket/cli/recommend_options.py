@@ -44,7 +44,7 @@ _OPTIONS = (
         "1x300ms[@10%]",
         "Late ranks: in each step (or in 10 % of the steps), one random rank is 300 ms late.",
     ),
-    click.option("--measure", is_flag=True, help="Measure the time of compressing on this machine."),
+    click.option("--measure", is_flag=True, help="Measure how long compressing takes on this machine."),
     click.option(
         "--all",
         "everything",

@@ -112,8 +112,8 @@ class Allreduce(Collective):
         answering = (AllreduceAlgorithm.NATIVE, AllreduceAlgorithm.AUTO)
         if compressor is not None and compressor.traits.answers and self.algorithm not in answering:
             raise ValueError(
-                f"{component_name(compressor)} sends a second message that depends on the sum of the first; "
-                f"algorithm {self.algorithm} sums once only: use allreduce with algorithm: native"
+                f"{component_name(compressor)} needs the sum of its first message before it sends the second, but "
+                f"algorithm {self.algorithm} sums only once: use allreduce with algorithm: native"
             )
 
     def in_place(self, choices: Choices, shared: bool) -> bool:

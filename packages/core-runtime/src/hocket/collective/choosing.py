@@ -117,7 +117,7 @@ class ChosenChannel(Channel):
         self.carried_by = {segment.index: its for segment, its in zip(segments, collectives, strict=True)}
         if peer.rank == 0:
             sizes = [segment.outgoing_array.nbytes for segment in segments]
-            _log.info("%s: auto takes %s", name, describe_choice(algorithms, sizes))
+            _log.info("%s: algorithm auto chooses %s", name, describe_choice(algorithms, sizes))
 
     def start(self, segments: Sequence[Segment], round: int) -> Request[Outcome]:
         [segment] = segments

@@ -130,7 +130,10 @@ def _parse_target(text: str, records: Sequence[Record], label: str) -> Target:
         raise UserError(f"--target {text!r}: not of the form NAME=VALUE, such as valid_accuracy=0.95")
     name = _resolved(parts["name"].strip(), records)
     if not any(record.series(name) for record in records):
-        raise UserError(f"--target {text!r}: {name} is only in the summaries, without a time")
+        raise UserError(
+            f"--target {text!r}: {name} is known only at the end of a run: choose a metric that runs log while they "
+            "train"
+        )
     rising = parts["relation"] == ">=" or (parts["relation"] == "=" and _rises(name, records))
     return Target(name, value, rising, label)
 

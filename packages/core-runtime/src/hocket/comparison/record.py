@@ -142,7 +142,7 @@ def read_records(folders: Sequence[Path]) -> tuple[list[Record], list[Path]]:
     paths = [Path(os.path.abspath(folder)) for folder in folders]
     for path in paths:
         if paths.count(path) > 1:
-            raise UserError(f"{os.path.relpath(path)} is named {paths.count(path)} times")
+            raise UserError(f"{os.path.relpath(path)} is named {paths.count(path)} times: name each run once")
     shared = os.path.commonpath([path.parent for path in paths])
     found = [
         _read(folder, os.path.relpath(path, shared)) for folder, path in zip(folders, paths, strict=True)

@@ -44,7 +44,7 @@ def ddp_comm_hook(compressor: Compressor, group: dist.ProcessGroup | None = None
         )
     if compressor.traits.answers:
         raise ValueError(
-            "the compressor sends a second message that depends on the sum of the first, but this hook sends only "
+            "the compressor needs the sum of its first message before it sends the second, but this hook sends only "
             "one: use hocket.attach, or torch's own powerSGD_hook"
         )
     terms = compressor.traits.applies_optimizer_terms

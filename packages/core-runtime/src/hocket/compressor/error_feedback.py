@@ -85,10 +85,10 @@ class ErrorFeedback(Wrapper):
             raise ValueError(f"decay must be above 0 and at most 1, not {self.decay}")
         refuse_transforms(self.compressor, "error_feedback")
         if self.compressor.traits.keeps_residual:
-            raise ValueError("the compressor already keeps a residual: leave one error_feedback out")
+            raise ValueError("the compressor already keeps unsent values: leave one error_feedback out")
         if self.compressor.traits.applies_optimizer_terms:
             raise ValueError(
-                "momentum must be applied before the residual accumulates it: put error_feedback inside "
+                "momentum must be applied before unsent values are kept: put error_feedback inside "
                 "momentum_correction"
             )
 

@@ -80,7 +80,8 @@ def unpack_sparse(message: Message) -> SparseValues:
     if count < 0 or len(message.payload) < needed:
         raise ValueError(
             f"a message of {len(message.payload)} bytes for {message.segment.name} claims to hold {count} elements, "
-            f"which need {needed} bytes"
+            f"which need {needed} bytes, so it is damaged or from another version: check that all ranks run the same "
+            "hocket-core"
         )
     return _parts(message.payload, message.segment, count)
 

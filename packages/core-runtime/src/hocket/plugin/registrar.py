@@ -133,7 +133,9 @@ class Registrar:
         name = self._plugin.full_name(path.stem)
         taken = self._tables.recipes.get(name)
         if taken is not None:
-            raise ConfigError(f"recipe {name!r} is registered twice: by {taken.plugin} and by {self._plugin}")
+            raise ConfigError(
+                f"recipe {name!r} is registered twice: by {taken.plugin} and by {self._plugin}. Rename one of them"
+            )
         if not path.is_file():
             raise ConfigError(f"recipe {name!r} of {self._plugin}: there is no file {path}")
         self._tables.recipes[name] = RecipeFile(name, path, self._plugin)
@@ -156,8 +158,8 @@ class Registrar:
         taken = self._tables.components.get((kind, full_name))
         if taken is not None:
             raise ConfigError(
-                f"{kind} {full_name!r} is registered twice: {_path(taken.component)} by {taken.plugin} "
-                f"and {_path(component)} by {self._plugin}"
+                f"{kind} {full_name!r} is registered twice: {_path(taken.component)} by {taken.plugin} and "
+                f"{_path(component)} by {self._plugin}. Rename one of them"
             )
         if not isinstance(component, str):
             try:

@@ -213,7 +213,7 @@ class ProgressEngine(ABC):
         if self.error is None:
             if not isinstance(error, TransportError):
                 assert self._peer is not None
-                error = TransportError(f"rank {self._peer.rank}: its progress failed: {error!r}")
+                error = TransportError(f"rank {self._peer.rank}: the exchanges under way failed: {error!r}")
             self.error = error
             self._tell()
 

@@ -205,7 +205,7 @@ class Execution(Activity):
             raise
         except Exception as error:
             raise TransportError(
-                f"rank {self._lane.rank}: {self._name}, round {self._round}, operation {self._doing!r}: "
+                f"rank {self._lane.rank}: {self._name} failed in round {self._round} at operation {self._doing!r}: "
                 f"{type(error).__name__}: {error}"
             ) from error
 

@@ -44,15 +44,16 @@ def read_config(path: Path) -> Tree:
         raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
     if text.rstrip().rpartition("\n")[2] != _END:
         raise ConfigError(
-            f"{path}: ends early: its last line is not `{_END}`. Restore the file. If it is complete, from an "
+            f"{path} ends early, because its last line is not `{_END}`: restore the file. If it is complete, from an "
             "earlier version of Hocket, add that line"
         )
     if not isinstance(config, dict):
-        raise ConfigError(f"{path}: damaged: it is not a mapping")
+        raise ConfigError(f"{path} is damaged, because it is not a mapping: restore the file")
     for key, kind in _NEEDED.items():
         if key not in config or not isinstance(config[key], kind):
             raise ConfigError(
-                f"{path}: damaged: {key} is {'of another type' if key in config else 'missing'}"
+                f"{path} is damaged, because {key} is {'of another type' if key in config else 'missing'}: restore "
+                "the file"
             )
     return config
 

@@ -89,10 +89,12 @@ class Schedule:
     def _check_start(self) -> None:
         for operation in self.operations:
             if operation.name == self.trigger and not (isinstance(operation, NoOp) and not operation.after):
-                raise ScheduleError(f"the trigger {operation.name!r} must be a NoOp that comes after nothing")
+                raise ScheduleError(
+                    f"the trigger {operation.name!r} must be a NoOp that comes after no other operation"
+                )
         if self.persistent and not any(isinstance(o, Receive) for o in self.operations) and not self.trigger:
             raise ScheduleError(
-                "a persistent schedule without trigger and without receives would never pause"
+                "a persistent schedule without trigger and without receives would never pause: give it one of them"
             )
 
     def _check_tags(self) -> None:
@@ -110,7 +112,7 @@ class Schedule:
             if message in messages:
                 raise ScheduleError(
                     f"operation {operation.name!r}: another operation exchanges a message with rank {other} under "
-                    "the same tag"
+                    "the same tag: give it another tag"
                 )
             messages.add(message)
 
@@ -120,12 +122,16 @@ class Schedule:
             if isinstance(operation, Add):
                 kinds = [f"{array.dtype}{list(array.shape)}" for array in (operation.total, operation.addend)]
                 if kinds[0] != kinds[1]:
-                    raise ScheduleError(f"{where}: its arrays have different types, {' and '.join(kinds)}")
+                    raise ScheduleError(
+                        f"{where}: its arrays have different types, {' and '.join(kinds)}: give both one type"
+                    )
             if isinstance(operation, Send | Receive) and operation.data is not None:
                 if not operation.data.flags.c_contiguous:
                     raise ScheduleError(f"{where}: its data must be C-contiguous")
                 if isinstance(operation, Receive) and not operation.data.flags.writeable:
-                    raise ScheduleError(f"{where}: the array that it writes is read-only")
+                    raise ScheduleError(
+                        f"{where}: the array that it writes is read-only: give a writable one"
+                    )
 
 
 def chain(*parts: tuple[str, Schedule], persistent: bool = False) -> Schedule:

@@ -157,7 +157,7 @@ def refuse_closure(optimizer: torch.optim.Optimizer, strategy: Strategy, *, shar
         raise AttachError(
             f"{strategy.name or 'the strategy'}: {exchange.name} is push-sum, and {type(optimizer).__name__} steps "
             "with a closure, which would see weighted parameters. Use an optimizer that steps without a closure, or "
-            "a topology whose weights stay 1 (ring, exponential, random_matching)"
+            "topology ring, exponential or random_matching"
         )
 
 

@@ -203,8 +203,8 @@ class ReplicaSession(SteppingSession):
     def end_step_to_save(self) -> None:
         if self.state.accumulated:
             raise CheckpointError(
-                f"rank {self.rank}: save after optimizer.step(), not within an accumulation: a checkpoint does not "
-                "hold accumulated gradients"
+                f"rank {self.rank}: a checkpoint does not hold accumulated gradients: save after optimizer.step(), "
+                "not within an accumulation"
             )
         self._end_partial_step()
         if self.epochs.under_way:

@@ -93,9 +93,9 @@ def _check_step(exchanges: Sequence[Exchange], placement: Placement, segment: in
             ranks = f"rank{'s' * (len(lost) > 1)} {some([str(rank) for rank in lost])}"
             collective, over = component_name(exchange.collective), component_name(exchange.over)
             raise ValueError(
-                f"{exchange.name} among {placement.size} ranks: after {collective} over {over} the gradients of "
-                f"{ranks} are lost: put an allreduce among the same ranks before it, or give all groups and leaders "
-                "of the strategy the same size, count or by"
+                f"{exchange.name} does not fit {placement.size} ranks: after {collective} over {over} the gradients "
+                f"of {ranks} are lost. Put an allreduce among the same ranks before it, or give all groups and "
+                "leaders of the strategy the same size, count or by"
             )
 
 

@@ -117,7 +117,9 @@ class Strategy:
                 for size in sorted(sizes):
                     exchange.check_size(size)
             except ValueError as error:
-                raise CompositionError(f"{exchange.name} among {placement.size} ranks: {error}") from error
+                raise CompositionError(
+                    f"{exchange.name} does not fit {placement.size} ranks: {error}"
+                ) from error
         try:
             check_contributions(self.gradients, self.parameters, placement)
         except ValueError as error:

@@ -184,8 +184,8 @@ class Alone(Indices):
         own = self._distributed
         if (own.rank, own.num_replicas) != (rank, size):
             raise UserError(
-                f"the DistributedSampler reads share {own.rank} of {own.num_replicas}, but this rank's share is "
-                f"{rank} of {size}: leave the sampler out, because hocket.loader divides the samples itself"
+                f"the DistributedSampler has rank={own.rank}, num_replicas={own.num_replicas}, but here they are "
+                f"{rank} and {size}: leave the sampler out, because hocket.loader divides the samples itself"
             )
         for indices in islice(self._batches, start, None):
             yield list(indices), len(indices) / self._batch_size

@@ -312,7 +312,9 @@ def _refuse_what_shards_otherwise(dataset: object, options: Mapping[str, object]
     if "generator" in options:
         raise UserError("hocket.loader takes no generator: its argument seed sets the order")
     if not options.get("in_order", True):
-        raise UserError("hocket.loader: in_order=False would give batches in another order in each run")
+        raise UserError(
+            "hocket.loader: in_order=False would give batches in another order in each run: leave it out"
+        )
 
 
 def _checked_split(dataset: object, split: Split | None, given: Mapping[str, object]) -> Split:

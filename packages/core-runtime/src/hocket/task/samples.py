@@ -92,7 +92,7 @@ class TensorSamples(BatchedSamples):
         if len(inputs) != len(targets):
             raise ValueError(f"{len(inputs)} inputs do not match {len(targets)} targets")
         if scaling is not None and inputs.dtype != torch.uint8:
-            raise ValueError(f"a scaling reads uint8 inputs, not {inputs.dtype}")
+            raise ValueError(f"scaling needs uint8 inputs, not {inputs.dtype}")
         self.inputs = inputs
         self.targets = targets
         self.scaling = scaling

@@ -76,7 +76,9 @@ def in_precision(run: RunConfig, model: nn.Module, loss: Loss, device: torch.dev
     if run.precision is Precision.FLOAT32:
         return loss
     if not isinstance(build_engine(run), ReplicaEngine):
-        raise UserError(f"precision: {run.precision}: engine {run.engine.name} computes in float32 only")
+        raise UserError(
+            f"precision: {run.precision}: engine {run.engine.name} computes in float32 only: leave precision out"
+        )
     import torch
 
     def autocast() -> torch.autocast:

@@ -58,7 +58,7 @@ class RunConfig(RunSettings):
             try:
                 self.delays.check_size(ranks)
             except ValueError as error:
-                raise CompositionError(f"delays among {ranks} ranks: {error}") from error
+                raise CompositionError(f"delays do not fit {ranks} ranks: {error}") from error
 
     def replicas(self, ranks: int) -> int:
         """Return the number of replicas of the model on so many ranks, among which the strategy exchanges."""
@@ -185,7 +185,7 @@ def build_engine(run: RunConfig, registry: Registry | None = None) -> Engine:
     engine: Engine = build_reference(Kind.ENGINE, run.engine, registry or default_registry())
     if run.clip_grad_norm is not None and engine.clips is not None:
         raise ConfigError(
-            f"clip_grad_norm: {run.clip_grad_norm}: engine {run.engine.name} steps parts of the model itself: use "
+            f"clip_grad_norm does not work with engine {run.engine.name}, which steps parts of the model itself: use "
             f"{engine.clips}"
         )
     return engine

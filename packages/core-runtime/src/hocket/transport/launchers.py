@@ -86,8 +86,8 @@ def _check(found: Launched) -> None:
     # A launcher that does not give the host's number of ranks has 1 for it.
     if found.local_size < 1 or (found.local_size > 1 and found.local_rank >= found.local_size):
         raise UserError(
-            f"{found.launcher}: local rank {found.local_rank} of {found.local_size} in the environment: local ranks "
-            "are counted from 0, below the local size"
+            f"{found.launcher} gives local rank {found.local_rank} of {found.local_size}, but local ranks are "
+            "counted from 0, below the local size. Correct its variables (such as LOCAL_RANK and LOCAL_WORLD_SIZE)"
         )
 
 
@@ -211,7 +211,10 @@ def _rendezvous(
     environment: Environment, rank: int, size: int, host: str, port: int, prefix: str, job: str = ""
 ) -> Rendezvous:
     if not rank < size:
-        raise UserError(f"rank {rank} of {size} in the environment: ranks are 0 to {size - 1}")
+        raise UserError(
+            f"the environment gives rank {rank} of {size}, but ranks are 0 to {size - 1}. Correct RANK and "
+            "WORLD_SIZE, or unset both"
+        )
     of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = rank == 0 and not of_agent
     return Rendezvous(rank, size, host, port, prefix, serves, ports_of(environment), lasts=of_agent, job=job)
@@ -253,7 +256,10 @@ def _first_host(nodes: str) -> str:
     """Return the first name of Slurm's list, such as `gpu[003-007,12],login1`."""
     first = re.match(r"(?:[^,\[]|\[[^]]*\])+", nodes)
     if first is None:
-        raise UserError(f"SLURM_STEP_NODELIST={nodes!r} in the environment does not name a host")
+        raise UserError(
+            f"SLURM_STEP_NODELIST={nodes!r} in the environment does not name a host: start the ranks by srun, or "
+            "unset SLURM's variables"
+        )
     return re.sub(r"\[(\d+)[^]]*\]", r"\1", first[0])
 
 
@@ -268,7 +274,10 @@ def _tasks_of_node(text: str, node: int) -> int:
 
 def _required(environment: Environment, name: str, launcher: str) -> int:
     if name not in environment:
-        raise UserError(f"{launcher} started this process, but {name} is missing in the environment")
+        raise UserError(
+            f"{launcher} started this process, but {name} is missing in the environment: start all ranks by "
+            f"{launcher}, or unset its variables"
+        )
     return _number(environment, name)
 
 
@@ -277,5 +286,5 @@ def _number(environment: Environment, name: str, default: int = 0) -> int:
     if value is None:
         return default
     if not _NUMBER.fullmatch(value):
-        raise UserError(f"{name}={value!r} in the environment is not a number")
+        raise UserError(f"{name}={value!r} in the environment is not a number: correct it, or unset it")
     return int(value)

@@ -63,7 +63,7 @@ class Request(ABC, Generic[T_co]):
         Raises:
             TypeError: this is no receive.
         """
-        raise TypeError(f"{type(self).__name__}: only a receive can be withdrawn")
+        raise TypeError(f"{type(self).__name__}: only a receive can be withdrawn: wait for this request")
 
     def then(self, act: Callable[[T_co], Request[U] | U]) -> Request[U]:
         """Return a request that is done once this one is and `act` has been called with its result.

@@ -75,7 +75,8 @@ class Threads:
         running = [thread.name for thread in self._begun if not thread.done()]
         if running:
             raise TransportError(
-                f"rank {self._peer.rank}: the peer was closed before its threads: {', '.join(running)}"
+                f"rank {self._peer.rank}: the peer was closed while its threads run: {', '.join(running)}. Wait for "
+                "them first"
             )
 
 

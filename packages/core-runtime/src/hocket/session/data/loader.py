@@ -274,7 +274,7 @@ def check_facts(gathered: Sequence[list[dict[str, object]]]) -> None:
     for rank, own in enumerate(gathered):
         if len(own) != len(gathered[0]):
             raise DisagreementError(
-                f"rank {rank} reads {len(own)} of hocket.loader's loaders in this pass, and rank 0 "
+                f"rank {rank} reads {len(own)} loaders of hocket.loader in this pass, but rank 0 reads "
                 f"{len(gathered[0])}: all ranks must read the same loaders"
             )
         for mine, expected in zip(own, gathered[0], strict=True):

@@ -82,7 +82,8 @@ def require_run(manifest: Manifest, file: StateFile) -> None:
     step = file.read("session")["step"]
     if step != manifest.step:
         raise DamagedError(
-            f"{file.path} was saved at step {step}, {file.path.parent / MANIFEST} at step {manifest.step}"
+            f"{file.path} was saved at step {step}, but {file.path.parent / MANIFEST} at step {manifest.step}: files "
+            "of two checkpoints were mixed"
         )
 
 

@@ -29,12 +29,13 @@ def load_extra_states(model: nn.Module, states: Mapping[str, object], where: str
     for name, module in _with_extra_state(model):
         what = f"{where}: extra state of module {name!r}"
         if name not in states:
-            raise CheckpointError(f"{what} is missing: another model was saved")
+            raise CheckpointError(f"{what} is missing: build the model as when it was saved")
         try:
             module.set_extra_state(states[name])
         except Exception as error:
             raise CheckpointError(
-                f"{what}: {type(module).__name__} refuses it: {type(error).__name__}: {error}"
+                f"{what} does not fit {type(module).__name__} ({type(error).__name__}: {error}): build the model as "
+                "when it was saved"
             ) from error
 
 

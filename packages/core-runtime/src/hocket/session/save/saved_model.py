@@ -53,12 +53,14 @@ def open_checkpoint(path: Path, replica: int | None = None) -> Iterator[SavedMod
             modules["names"]
         except KeyError as error:
             raise CheckpointError(
-                f"{path} does not name the model's tensors: a pipeline or an earlier version of Hocket saved it. "
-                "Load it, and call session.export"
+                f"{path} does not name the model's tensors: a pipeline or an earlier version of Hocket saved it. In "
+                "a script, call session.load, then session.export"
             ) from error
         saved = SavedModel(path, manifest, files, modules, replica)
         if replica is not None and len(saved.places) > 1:
-            raise CheckpointError(f"{path} holds a sharded model, of which only the mean can be exported")
+            raise CheckpointError(
+                f"{path} holds a sharded model, of which only the mean can be exported: leave --replica out"
+            )
         yield saved
 
 

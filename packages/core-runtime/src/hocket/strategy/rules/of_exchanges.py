@@ -23,7 +23,7 @@ def collective_fits_slot(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "collective",
-            f"{title_of(exchange.collective)} makes no sense here: use it in {allowed}",
+            f"{title_of(exchange.collective)} cannot exchange {exchange.slot}: use it in {allowed}",
         )
 
 
@@ -56,8 +56,8 @@ def period_of_all_ranks(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "every",
-            f"{exchange.every} over {title_of(exchange.over)} would differ between scopes of different sizes: use a "
-            "number, or over: world",
+            f"{exchange.every} over {title_of(exchange.over)} would be another period in groups of another size: use "
+            "a number of steps, or over: world",
         )
 
 
@@ -67,8 +67,8 @@ def thread_fits_collective(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "progress",
-            f"{title_of(exchange.collective)} runs in the training thread, or has its own schedule: use inline, or "
-            "gossip",
+            f"progress: thread does not work with {title_of(exchange.collective)}, which runs in the training thread "
+            "or has its own schedule: use progress: inline, or collective: gossip",
         )
 
 
@@ -88,7 +88,7 @@ def collective_carries_compressor(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(exchange.collective)} adds messages on their way, but messages of "
+            f"{title_of(exchange.collective)} adds messages while it sends them, but messages of "
             f"{title_of(exchange.compressor)} cannot be added: use a collective that gathers (sparse_allreduce, "
             "gossip), or compressor none",
         )
@@ -121,8 +121,8 @@ def other_bases_are_gathered(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "collective",
-            f"{title_of(compressor)} transforms values before it sends them, and {title_of(exchange.collective)} "
-            "would transform each message back: use sparse_allreduce",
+            f"{title_of(compressor)} transforms values before it sends them, so {title_of(exchange.collective)} "
+            "would have to transform each message back: use sparse_allreduce",
         )
 
 
@@ -204,7 +204,7 @@ def push_sum_is_not_compressed(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            "push-sum weighs whole segments, but a compressor sends parts: use none, or a doubly stochastic "
+            "push-sum sends whole segments, but a compressor sends parts of them: use compressor none, or another "
             "topology (ring, exponential, random_matching)",
         )
 
@@ -243,8 +243,8 @@ def optimizer_terms_with_gradients(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(exchange.compressor)} applies the optimizer's {terms}, but here the optimizer has already "
-            "stepped: use it in gradients",
+            f"{title_of(exchange.compressor)} applies the optimizer's {terms}, but parameters are exchanged after "
+            "the optimizer's step: use it in gradients",
         )
 
 

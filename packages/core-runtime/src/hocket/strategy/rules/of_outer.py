@@ -26,7 +26,7 @@ def outer_is_of_parameters(exchange: Exchange) -> Iterator[Refusal]:
         "offload": exchange.offload,
     }
     for field in (field for field, is_given in given.items() if is_given):
-        yield refuse(exchange, field, f"{field} belongs to exchanges of {PARAMETERS}")
+        yield refuse(exchange, field, f"{field} works only for exchanges of {PARAMETERS}: leave it out")
 
 
 def offload_is_of_outer(exchange: Exchange) -> Iterator[Refusal]:
@@ -47,16 +47,16 @@ def outer_steps_by_the_mean(exchange: Exchange) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "outer",
-                "a late rank takes one step with the sum of the rounds that it missed, which with momentum differs "
-                "from the other ranks' steps: use {name: sgd, lr: ..., momentum: 0}, or collective: allreduce",
+                "a late rank takes one step for all rounds that it missed, which with momentum differs from the "
+                "other ranks' steps: use {name: sgd, lr: ..., momentum: 0}, or collective: allreduce",
             )
         return
     if not (traits.ends is Ends.SAME and traits.sums):
         yield refuse(
             exchange,
             "outer",
-            f"{title_of(exchange.collective)} does not give all ranks the mean of their distances, so outer "
-            "parameters would drift apart: use collective: allreduce",
+            f"{title_of(exchange.collective)} does not give all ranks the same mean, so their outer parameters would "
+            "drift apart: use collective: allreduce",
         )
 
 
@@ -90,7 +90,7 @@ def mixed_outer_is_gossip(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "collective",
-            f"{title} mixes the outer parameters of ranks that average with each other: use {{collective: gossip, "
+            f"{title} works only where each rank averages with a few others: use {{collective: gossip, "
             "topology: random_matching}",
         )
     if exchange.compressor is not None:
@@ -140,14 +140,14 @@ def parameters_themselves_stay_whole(exchange: Exchange) -> Iterator[Refusal]:
             exchange,
             "collective",
             f"{title_of(exchange.collective)} averages only sent values, so unsent parameters would be lost: use it in "
-            "gradients, or give an outer ({name: sgd, lr: 1.0}), so that distances are sent",
+            "gradients, or give an outer ({name: sgd, lr: 1.0}), so that changes are sent",
         )
     if not traits.divides_by_weight:
         yield refuse(
             exchange,
             "collective",
             f"{title_of(exchange.collective)} adds late contributions to the next round, which is not a mean of "
-            "parameters: use it in gradients, or give an outer ({name: sgd, lr: 1.0}), so that distances are sent",
+            "parameters: use it in gradients, or give an outer ({name: sgd, lr: 1.0}), so that changes are sent",
         )
 
 
@@ -175,8 +175,8 @@ def delay_fits_period(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "merge",
-            f"with delay {exchange.delay} and every {exchange.every} the blend would overwrite all steps before they "
-            "are sent: use a shorter delay, or merge: add",
+            f"with delay {exchange.delay} and every {exchange.every}, merge: blend would overwrite all steps before "
+            "they are sent: use a shorter delay, or merge: add",
         )
 
 
@@ -212,15 +212,15 @@ def blend_is_of_averages(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "merge",
-            f"{title_of(exchange.collective)} lets other ranks change parameters at any time, and a blend would lose "
-            "a part of each change: use merge: add, or allreduce or gossip",
+            f"{title_of(exchange.collective)} lets other ranks change parameters at any time, and merge: blend would "
+            "lose a part of each change: use merge: add, or collective allreduce or gossip",
         )
     elif traits.ends in {Ends.COPY, Ends.ROOT} or traits.pushes_weight:
         yield refuse(
             exchange,
             "merge",
-            f"the result of {title_of(exchange.collective)} is not an average of parameters, so a blend makes no "
-            "sense: use merge: add, or allreduce or gossip without push_sum",
+            f"the result of {title_of(exchange.collective)} is not an average of parameters, which merge: blend "
+            "needs: use merge: add, or collective allreduce or gossip without push_sum",
         )
     elif (
         exchange.delay
@@ -231,7 +231,7 @@ def blend_is_of_averages(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "merge",
-            f"a blend would reset parameters that {title_of(exchange.compressor)} leaves out to their values "
+            f"merge: blend would reset parameters that {title_of(exchange.compressor)} leaves out to their values "
             f"{exchange.delay} steps ago: use merge: add, or delay 0",
         )
 

@@ -27,8 +27,8 @@ def gradients_pass_on_segments(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "overlap",
-                f"each segment continues here when {strategy.gradients[exchange.index - 1].name} has finished it: "
-                f"leave overlap at none, and set it in {first.name}",
+                f"this exchange takes each segment when {strategy.gradients[exchange.index - 1].name} has finished "
+                f"it, so it has no overlap of its own: leave overlap out, and set it in {first.name}",
             )
         compressor = exchange.compressor
         if compressor is not None and (
@@ -136,8 +136,8 @@ def own_coordinates_need_an_average(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "compressor",
-                f"with {title_of(exchange.compressor)} each rank sends different coordinates, so replicas never "
-                f"become equal: use shared_random, or add {{collective: allreduce, over: world, every: 100}}",
+                f"with {title_of(exchange.compressor)} each rank sends different elements, so replicas never become "
+                f"equal: use shared_random, or add {{collective: allreduce, over: world, every: 100}}",
             )
 
 
@@ -149,14 +149,15 @@ def overlap_comes_last(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "overlap",
-                f"with {exchange.overlap} it is not complete when {following} begins: use none here, and overlap the "
-                "last exchange",
+                f"with overlap {exchange.overlap} this exchange is not complete when {following} begins: use none "
+                "here, and overlap the last exchange",
             )
         if exchange.delay:
             yield refuse(
                 exchange,
                 "delay",
-                f"it is not complete when {following} begins: use 0 here, and delay the last exchange",
+                f"with a delay this exchange is not complete when {following} begins: use 0 here, and delay the last "
+                "exchange",
             )
 
 

@@ -184,7 +184,7 @@ def _reached(held: HostPeer, addresses: Sequence[str], port: int) -> str:
             socket.create_connection((address, port), _REACHING_S).close()
             return address
     raise TransportError(
-        f"rank {held.world_rank}: rank {held.world_ranks[0]}'s store for lanes on devices cannot be reached at "
-        f"{', '.join(addresses)}, port {port}: does a firewall block ports? lanes='host' needs only those of "
+        f"rank {held.world_rank} cannot reach the store of rank {held.world_ranks[0]} at {', '.join(addresses)}, port "
+        f"{port}, which sets up lanes on devices: does a firewall block ports? lanes='host' needs only those of "
         "HOCKET_PORTS"
     )

@@ -97,9 +97,8 @@ class TcpPeer(HostPeer):
         astray = [rank for rank in members if named[rank] != named[self.rank]]
         if astray:
             raise TransportError(
-                f"rank {self.world_rank}: the ranks disagree about a group: this rank named "
-                f"{[self.world_ranks[rank] for rank in members]}, but rank {self.world_ranks[astray[0]]} "
-                "named another"
+                f"rank {self.world_rank}: this rank forms a group of {[self.world_ranks[rank] for rank in members]}, "
+                f"but rank {self.world_ranks[astray[0]]} forms another: name the same ranks on all of them"
             )
         path = f"{self._path} group {self._num_groups} {members}"
         world_ranks = [self.world_ranks[rank] for rank in members]

@@ -115,7 +115,7 @@ class VirtualLane(Lane):
         flat_bytes(send, f"{self} ireduce")
         if self.rank == root:
             if receive is None:
-                raise TransportError(f"{self} ireduce: the root has no buffer to receive into")
+                raise TransportError(f"{self} ireduce: the root has no buffer to receive into: give it one")
             self._check_reducible(send, receive, "ireduce")
 
         def conclude(buffers: list[tuple[Array, Array | None]]) -> Sequence[None]:
@@ -170,7 +170,7 @@ class VirtualLane(Lane):
 
     def _check_writable(self, data: Array, operation: str) -> None:
         if not data.flags.writeable:
-            raise TransportError(f"{self} {operation}: the buffer is read-only")
+            raise TransportError(f"{self} {operation}: the buffer is read-only: give a writable one")
 
     def _check_reducible(self, send: Array, receive: Array, operation: str) -> None:
         flat_bytes(send, f"{self} {operation}")
@@ -180,8 +180,10 @@ class VirtualLane(Lane):
             raise TransportError(f"{self} {operation}: {send.dtype} is not float32, float64, int32 or int64")
         if (send.dtype, send.shape) != (receive.dtype, receive.shape):
             raise TransportError(
-                f"{self} {operation}: sends {send.dtype}{list(send.shape)}, "
-                f"receives {receive.dtype}{list(receive.shape)}"
+                f"{self} {operation}: sends {send.dtype}{list(send.shape)}, but receives "
+                f"{receive.dtype}{list(receive.shape)}: give both one dtype and shape"
             )
         if np.may_share_memory(send, receive) and not is_same_memory(send, receive):
-            raise TransportError(f"{self} {operation}: send and receive overlap, but are not the same memory")
+            raise TransportError(
+                f"{self} {operation}: send and receive overlap in part: give one buffer for both, or two apart"
+            )

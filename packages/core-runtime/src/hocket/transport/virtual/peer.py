@@ -127,7 +127,9 @@ class VirtualPeer(Peer):
 
     def _join(self, call: Call, timeout_s: float | None = None) -> Any:
         if self._closed:
-            raise TransportError(f"rank {self._station.rank}: {call.what} on a peer that is closed")
+            raise TransportError(
+                f"rank {self._station.rank}: {call.what} came after the peer was closed: close it last"
+            )
         request = self._state.rendezvous.join(self._station, self.rank, self.timeout_s, call)
         return request.wait(timeout_s)
 
@@ -139,8 +141,9 @@ class VirtualPeer(Peer):
             if astray:
                 world = self._state.ranks
                 raise TransportError(
-                    f"group: rank {world[caller]} named {[world[rank] for rank in ranks]}, "
-                    f"but rank {world[astray[0]]} named {[world[rank] for rank in named[astray[0]]]}"
+                    f"group: rank {world[caller]} named {[world[rank] for rank in ranks]}, but rank "
+                    f"{world[astray[0]]} named {[world[rank] for rank in named[astray[0]]]}: name the same ranks on "
+                    "all of them"
                 )
             if ranks not in states and ranks:
                 states[ranks] = GroupState(tuple(self._state.ranks[rank] for rank in ranks))

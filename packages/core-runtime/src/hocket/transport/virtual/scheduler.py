@@ -104,7 +104,8 @@ class Scheduler:
         if task is None or task.rank != rank:
             holder = "none runs" if task is None else f"{task} runs"
             raise TransportError(
-                f"rank {rank}'s endpoint was used by a thread that is not one of its tasks: {holder}"
+                f"rank {rank}'s peer was used outside of that rank's own threads ({holder}): use it only in the "
+                "function that the rank runs"
             )
         return task
 
