@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,7 +76,7 @@ def refused_strategies(mesh: Any) -> None:
 def refused_models(mesh: Any) -> None:
     short = shard(make(CASE, 0).bfloat16(), mesh["shard"], "nested")
     refused(
-        "by push-sum, which needs an unsharded float32 copy",
+        "push-sum keeps an unsharded float32 copy",
         short,
         "sgp",
         "parameters.0.topology=gossipgrad.random_push",

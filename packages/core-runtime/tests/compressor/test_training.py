@@ -240,7 +240,7 @@ def test_terms_are_read_from_the_groups() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "settings", "message"),
     [
-        (torch.optim.AdamW, {}, "but the optimizer is AdamW: use SGD"),
+        (torch.optim.AdamW, {}, "not that of AdamW: use SGD"),
         (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.1}, "dampening of torch.optim.SGD, which is 0.1"),
         (torch.optim.SGD, {"maximize": True}, "does not work with maximize"),
     ],

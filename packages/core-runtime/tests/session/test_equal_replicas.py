@@ -214,7 +214,7 @@ def test_ranks_look_while_they_train(
     assert not equal[7]
     assert equal[-1]
     assert len(caplog.records) == 1
-    assert "(training), although" in caplog.text
+    assert "keeps them equal (training, after step" in caplog.text
 
 
 def test_what_differs_within_a_step_alone_is_no_difference(

@@ -162,7 +162,7 @@ def test_a_single_rank_of_torchrun_is_alone_wherever_it_was_started() -> None:
             {**SRUN, "SLURM_STEP_NODELIST": ""},
             "SLURM_STEP_NODELIST='' in the environment does not name a host",
         ),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "2"}, "the environment gives rank 2 of 2"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "2"}, "rank 2 of 2 in the environment"),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "0"}, "torchrun gives local rank 1 of 0"),
         (
             {**TORCHRUN, "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"},

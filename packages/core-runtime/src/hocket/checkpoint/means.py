@@ -70,7 +70,7 @@ def why_no_mean(files: Sequence[StateFile], section: str) -> str:
     first = files[0]
     for file in files[1:]:
         if _in_order(file.structure(section)) != _in_order(first.structure(section)):
-            return f"structure of {first.path.name} and {file.path.name}"
+            return f"its structure differs between {first.path.name} and {file.path.name}"
         for name in first.names(section):
             mine, other = first.describe(name), file.describe(name)
             if mine != other:

@@ -67,7 +67,8 @@ def optimizer_terms(optimizer: torch.optim.Optimizer) -> dict[Tensor, OptimizerT
 
     if not isinstance(optimizer, torch.optim.SGD):
         raise AttachError(
-            f"needs the momentum of torch.optim.SGD, but the optimizer is {type(optimizer).__name__}: use SGD"
+            f"momentum correction needs the momentum of torch.optim.SGD, not that of {type(optimizer).__name__}: use "
+            "SGD"
         )
     terms: dict[Tensor, OptimizerTerms] = {}
     for group in optimizer.param_groups:
@@ -86,6 +87,7 @@ def settings_of(group: Tree) -> tuple[float, float, bool]:
     for name in ("dampening", "maximize"):
         if group[name]:
             raise AttachError(
-                f"does not work with {name} of torch.optim.SGD, which is {group[name]}: leave it out"
+                f"momentum correction does not work with {name} of torch.optim.SGD, which is {group[name]}: leave it "
+                "out"
             )
     return float(group["momentum"]), float(group["weight_decay"]), bool(group["nesterov"])

@@ -131,8 +131,8 @@ def _reason(exchange: Exchange, shortest: int) -> str:
         return "overlap: forward merges parameters after FSDP has gathered them: set overlap: none"
     if traits.ends is Ends.OPEN or traits.needs_thread or not traits.divides_by_weight:
         return (
-            f"by collective {kind}, because each rank receives whatever is ready, so one replica's shards would mix "
-            "different ranks. Use a collective with rounds (allreduce, gossip)"
+            f"with collective {kind} each rank receives whatever is ready, so the shards of one replica would mix "
+            "different ranks: use a collective with rounds (allreduce, gossip)"
         )
     if exchange.carries_weight and shortest < torch.float32.itemsize:
         return (

@@ -163,7 +163,7 @@ class ReplicaState:
                     f"{where}: exchanges/{name} is missing: this rank takes part in it now, but did not when the "
                     "checkpoint was saved. Place the ranks on hosts as before"
                 )
-            with _refusing(f"{where}: exchanges/{name}"):
+            with _refusing(f"{where}: exchanges/{name}: the exchange"):
                 load_exchange(opened, exchanges[name])
         self.phase.parameters.load_state_dict(read("parameters"))
         self.stale.load_state_dict(read("late"))
@@ -245,13 +245,13 @@ def shards_of(model: nn.Module) -> dict[str, tuple[list[int], list[int]]]:
 
 def load_into(given: Stateful, state: object, where: str) -> None:
     """Load an object's state; a refusal becomes a CheckpointError that begins with `where`."""
-    with _refusing(where):
+    with _refusing(f"{where}: {type(given).__name__}"):
         given.load_state_dict(state)
 
 
 @contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    """Surround the loading of the state of `what`; its error becomes a CheckpointError."""
+def _refusing(who: str) -> Iterator[None]:
+    """Surround the loading of a state by `who`; its error becomes a CheckpointError."""
     try:
         yield
     except (ValueError, KeyError, RuntimeError, TypeError) as error:

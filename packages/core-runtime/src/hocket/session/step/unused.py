@@ -11,8 +11,8 @@ import logging
 
 _log = logging.getLogger("hocket")
 
-_DROPPED = "zero_grad() and another backward() came"
-_LEFT = "the next batch of session.data came"
+_DROPPED = "was followed by zero_grad() and another backward()"
+_LEFT = "was followed by the next batch of session.data"
 
 
 class UnusedGradients:
