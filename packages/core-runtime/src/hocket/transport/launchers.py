@@ -212,8 +212,8 @@ def _rendezvous(
 ) -> Rendezvous:
     if not rank < size:
         raise UserError(
-            f"the environment gives rank {rank} of {size}, but ranks are 0 to {size - 1}. Correct RANK and "
-            "WORLD_SIZE, or unset both"
+            f"rank {rank} of {size} in the environment, but ranks are 0 to {size - 1}: correct RANK and WORLD_SIZE, or "
+            "unset both"
         )
     of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = rank == 0 and not of_agent
