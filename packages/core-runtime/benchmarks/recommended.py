@@ -1,4 +1,4 @@
-"""What `hocket recommend` predicts, against what steps take on hosts with slow links.
+"""What `hocket recommend` predicts, and what compressing takes here, against steps on hosts with slow links.
 
     sudo tools/netlab --hosts 4 --rate 1gbit run --env -- \\
         .venv/bin/python packages/core-runtime/benchmarks/recommended.py --bandwidth 1gbit [--late 1x300ms]
@@ -24,7 +24,6 @@ from hocket.cli.recommend_options import late_ranks
 from hocket.delays import Delays
 from hocket.plan.advice import predict
 from hocket.plan.lateness import held_up_seconds
-from hocket.plan.packing_time import packing_seconds
 from hocket.plan.plan import plan
 from hocket.quantities import bits_per_second
 from hocket.session.ranks import find_ranks
@@ -35,6 +34,7 @@ from hocket.transport.peer import Peer
 
 sys.path.append(str(Path(__file__).parents[2] / "gossipgrad" / "benchmarks"))
 from emulated import Machine, measure
+from packing_time import packing_seconds
 
 MACHINE = Machine(layers=24, numel=50_000, compute_s=0.1)
 LATENCY_S = 1e-4
@@ -62,7 +62,7 @@ def predicted(name: str, placement: Placement, bandwidth: float, delays: Delays 
         model = torch.nn.Sequential(*layers)
     planned = plan(hocket.compose(name), model, placement, network)
     held_up_s = 0.0 if delays is None else held_up_seconds(planned, MACHINE.compute_s, delays)
-    return predict(planned, MACHINE.compute_s, held_up_s, packing_seconds(planned)).step_s
+    return predict(planned, MACHINE.compute_s, held_up_s).step_s + packing_seconds(planned)
 
 
 def report(found: dict[str, float], told: dict[str, float]) -> None:

@@ -28,7 +28,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import cross_entropy
 
 import hocket
-from hocket.launch import join
+from hocket.launch.joining import join
 from hocket.launch.launching import launch
 from hocket.launch.mpiexec import find_mpiexec
 from hocket.session.api import Loss

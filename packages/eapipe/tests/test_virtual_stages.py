@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.launch import join
+from hocket.launch.joining import join
 from hocket.plugin import default_registry
 from hocket.testing.job import Job
 from hocket_eapipe import Pipeline, Policy

@@ -24,7 +24,7 @@ from hocket.last_resort import LastResort
 
 if TYPE_CHECKING:
     from hocket.compressor.ddp import ddp_comm_hook
-    from hocket.launch import join
+    from hocket.launch.joining import join
     from hocket.session.attach import attach
     from hocket.session.session import Session
     from hocket.strategy import Strategy
@@ -67,7 +67,7 @@ _HOMES = {
     "compose": ("hocket.strategy", "compose"),
     "ddp_comm_hook": ("hocket.compressor.ddp", "ddp_comm_hook"),
     "loader": ("hocket.task.loading", "loader"),
-    "join": ("hocket.launch", "join"),
+    "join": ("hocket.launch.joining", "join"),
     "virtual": ("hocket.transport.virtual", "VirtualWorld"),
 }
 

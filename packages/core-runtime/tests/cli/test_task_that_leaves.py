@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from hocket.task import Digits
-from hocket.launch import join
+from hocket.launch.joining import join
 
 steps = Counter()
 

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 
 from hocket.errors import TransportError
-from hocket.launch import join
+from hocket.launch.joining import join
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from hocket.arrays import Array
 from hocket.errors import ConfigError
-from hocket.launch import join
+from hocket.launch.joining import join
 from hocket.transport.faults import Faults, KillAt
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer

@@ -31,7 +31,7 @@ NUM_STEPS = 100_000
 TASK = """
 from dataclasses import dataclass
 from hocket.task import Digits
-from hocket.launch import join
+from hocket.launch.joining import join
 
 calls = 0
 

@@ -17,8 +17,8 @@ from hocket.cli.run_options import RunOptions
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.errors import UserError
 from hocket.installing import how_to_install
-from hocket.launch import join, joining
-from hocket.launch.joining import chosen_transport, launched, launched_rank
+from hocket.launch import joining
+from hocket.launch.joining import chosen_transport, join, launched, launched_rank
 from hocket.training.run import RunConfig
 from hocket.transport.launchers import Launched, looks_launched
 from hocket.transport.single import SinglePeer
@@ -134,7 +134,7 @@ def test_without_mpi_a_promise_of_ranks_is_an_error() -> None:
     message = _in_a_process(
         "sys.modules['mpi4py'] = None\n"
         "from hocket.errors import UserError\n"
-        "from hocket.launch import join\n"
+        "from hocket.launch.joining import join\n"
         "try:\n    join()\nexcept UserError as error:\n    print(error)",
         OMPI_COMM_WORLD_SIZE="4",
     )
@@ -153,7 +153,7 @@ def test_mpi_starts_only_for_who_asks() -> None:
     assert (
         _in_a_process(
             "import hocket.transport.mpi\n"
-            "from hocket.launch import join\n"
+            "from hocket.launch.joining import join\n"
             "join()\n"
             "print('mpi4py.MPI' in sys.modules)"
         )

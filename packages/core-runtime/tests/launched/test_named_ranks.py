@@ -12,9 +12,9 @@ from jobs import HERE, ended
 
 import hocket
 from hocket.launch.torch_variables import missing_variables
-from hocket.transport import Peer
 from hocket.transport.launchers import Launched
 from hocket.transport.meeting import Rendezvous
+from hocket.transport.peer import Peer
 from hocket.transport.virtual import current_peer
 
 SCRIPT = str(HERE / "named_rank.py")

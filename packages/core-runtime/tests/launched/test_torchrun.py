@@ -56,7 +56,7 @@ TASK = """
 import os, signal
 from dataclasses import dataclass
 from hocket.task import Digits
-from hocket.launch import join
+from hocket.launch.joining import join
 
 calls = 0
 

@@ -16,6 +16,16 @@ EXCHANGES: dict[str, dict[str, Any]] = {
     "residuals": {
         "gradients": [{"collective": "sparse_allreduce", "compressor": FEEDBACK, "segments": "layers"}]
     },
+    "gossip": {"parameters": [{"collective": "gossip", "topology": "ring", "segments": "layers"}]},
+    "push-sum": {
+        "parameters": [
+            {
+                "collective": {"name": "gossip", "push_sum": True},
+                "topology": "exponential",
+                "segments": "layers",
+            }
+        ]
+    },
     "outer parameters": {
         "parameters": [
             {

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from hocket.errors import ExchangeTimeoutError, PeerLostError, RankKilledError
 from hocket.testing.transport import TransportConformance
-from hocket.transport import Lane, Peer
 from hocket.transport.faults import Faults, KillAt
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
 from hocket.transport.virtual import NetworkModel, VirtualWorld, current_peer
 
 SLOW = Faults(seed=5, delay_s=(0.0, 0.003), reorder=0.5)

@@ -235,13 +235,13 @@ def plan(
 def recommend(**options: Any) -> None:
     """Name the strategies to try first.
 
-    The answer is for a model, its hosts and their network. A strategy of your own (a file, a run, or a recipe with
-    other settings) becomes one of the rows.
+    The answer is for a model, its hosts and their network. A strategy of your own (a file, or a recipe with other
+    settings) becomes one of the rows.
 
     \b
     hocket recommend --params 25M --hosts 8x1 --bandwidth 1gbit --step 100ms
-    hocket recommend task=fashion_mnist --hosts 4x1 --step 20ms --measure
-    hocket recommend runs/mine --hosts 8x1 --late 1x300ms@10%
+    hocket recommend task=fashion_mnist --hosts 4x1 --bandwidth 100mbit --step runs/mine
+    hocket recommend --params 25M --hosts 8x1 --step 100ms --late 1x300ms@10%
     hocket recommend mine.yaml --params 25M --hosts 8x1 --step 100ms
     """
     from hocket.cli.recommending import recommend_command

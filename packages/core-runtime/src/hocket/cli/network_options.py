@@ -41,25 +41,17 @@ def setting_option(
 
 
 _OPTIONS = (
-    click.option(
-        "--params", metavar="25M", help="Number of the model's parameters, instead of a task's model."
-    ),
-    click.option(
-        "--model", metavar="MODULE:FUNCTION", help="Function that returns the model, instead of --params."
-    ),
+    click.option("--params", metavar="25M", help="Number of parameters, instead of a task's model."),
+    click.option("--model", metavar="MODULE:FUNCTION", help="Function that returns the model."),
     setting_option(
-        "--bandwidth",
-        "network.bandwidth_bits_per_s",
-        bits_per_second,
-        "1gbit",
-        "Bandwidth of each host's link; default: that of the run given, or 10gbit.",
+        "--bandwidth", "network.bandwidth_bits_per_s", bits_per_second, "1gbit", "Bandwidth of a host's link."
     ),
     setting_option(
         "--latency",
         "network.latency_s",
         partial(seconds, longest_s=_LONGEST_LATENCY_S),
         "50us",
-        "Latency of a message; default: that of the run given, or 20us.",
+        "Latency of a message.",
     ),
 )
 

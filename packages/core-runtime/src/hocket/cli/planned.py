@@ -36,7 +36,14 @@ def planned_run(
     if not os.path.isfile(target) and "=" in target:
         target, together = target_and_overrides(target, overrides, repr(target))
         overrides = tuple(together)
-    run = load_run(target, overrides)
+    return placed_run(load_run(target, overrides), ranks, hosts)
+
+
+def placed_run(run: RunConfig, ranks: int | None, hosts: Sequence[Host]) -> tuple[RunConfig, Placement]:
+    """Return a run with its number of ranks, and its replicas' placement.
+
+    Args, Raises: as in `plan_command`.
+    """
     shared = share_out(hosts, ranks) if hosts else ()
     run = replace(run, ranks=sum(host.ranks for host in shared) or ranks or run.ranks or _DEFAULT_RANKS)
     assert run.ranks is not None

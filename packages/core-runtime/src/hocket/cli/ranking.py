@@ -18,8 +18,8 @@ from hocket.cli.comparing import write_report
 from hocket.cli.own_disks import are_several, run_of_rank_0
 from hocket.cli.streams import keep_streams
 from hocket.disk import naming
-from hocket.launch import join
 from hocket.launch.forking import in_each_rank
+from hocket.launch.joining import join
 from hocket.pictures import NO_PICTURE
 from hocket.results import METRICS, PICTURE
 from hocket.results.files import write_summary
@@ -30,7 +30,7 @@ from hocket.training.observer import Display
 from hocket.training.picture import draw
 from hocket.training.run import RunConfig, load_run
 from hocket.training.startup import defer_dynamo
-from hocket.transport import Peer
+from hocket.transport.peer import Peer
 from hocket.transport.virtual import VirtualWorld
 
 #: What sessions and transports import late: ranks that are forked share it.

@@ -6,43 +6,51 @@ import json
 import math
 import os
 import re
+import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 
-from hocket.cli.advice_text import as_json, show_advice, show_explanation
 from hocket.cli.checking import check_run
-from hocket.cli.network_options import model_asked
-from hocket.cli.planned import placed, situation_of
-from hocket.cli.rank_options import island_overrides
+from hocket.cli.network_options import GivenModel, model_asked
+from hocket.cli.plan_text import ASSUMED_OVERLAP, assumptions, ranks_of, title
+from hocket.cli.planned import placed_run, situation_of
+from hocket.cli.printing import say, say_command
+from hocket.cli.table import show_table
 from hocket.config.settings import RunSettings
-from hocket.config.source import OF_STRATEGIES, SLOTS, based_on, parse_override
+from hocket.config.source import OF_STRATEGIES, SLOTS, parse_override
 from hocket.errors import HocketError, UserError
 from hocket.launch.hosts import parse_hosts
-from hocket.plan.advice import UNMEASURED, Advice, AdvisedStrategy, is_measured, predict
+from hocket.plan.advice import CHOICE, ERROR, UNMEASURED, Advice, AdvisedStrategy, is_exact, predict
 from hocket.plan.links import WITHIN_A_HOST
-from hocket.plan.packing_time import packing_seconds
 from hocket.plan.situation import TrainingSituation
 from hocket.plugin import default_registry
 from hocket.plugin.discovery import KNOWN_WORDS, TASKS
-from hocket.results import CONFIG, SUMMARY
-from hocket.results.history import read_summary
-from hocket.results.kept_config import read_config
-from hocket.results.script import is_of_script
+from hocket.quantities import format_bits_per_second, format_bytes, format_count, format_seconds
 from hocket.training.run import RunConfig, load_run
 
 #: The optimizers with which costs were measured; a recipe that needs another one is compared where it is asked for.
 _USUAL = ("sgd", "adamw")
+_ASSUMED = (
+    f"Exchanges take the time that `hocket plan` shows, one at a time. {ASSUMED_OVERLAP} Compressing takes "
+    "none. Ranks wait for late ones, except in partial collectives (eager).",
+    f"{CHOICE} Costs were measured on other models (docs/atlas): measure yours with `hocket sweep` and `hocket "
+    "compare`.",
+)
+#: The reason by which a package is left out.
+NOT_INSTALLED = "not installed"
+#: Columns within which the answer takes 15 lines, and those of a strategy's name.
+_NARROW, _NAME = 80, 30
+_HEADERS = ("", "strategy", "step", "faster", "against sgd", "sent/step")
 
 
 def recommend_command(
     words: Sequence[str],
     params: str | None,
     model: str | None,
-    hosts: str | None,
+    hosts: str,
     *,
-    measure: bool,
     everything: bool,
     explain: bool,
     in_json: bool,
@@ -51,189 +59,215 @@ def recommend_command(
     """Carry out `hocket recommend`.
 
     Args:
-        words: a recipe, or a run's file or folder, and overrides; the others are the options.
+        words: a recipe or a file, and overrides; the others are the options.
         settings: overrides that options give.
 
     Raises:
         UserError: a wrong argument or option.
     """
-    asked = Asked(words, [*chain(*settings.values())])
-    situation = asked.situation(params, model, hosts)
-    strategies, left = asked.strategies(situation, measure, everything)
-    by_accuracy = asked.names("optimizer") and asked.base.optimizer.class_name == "sgd"
-    advice = Advice(situation, strategies, by_accuracy)
-    absent = [f"hocket-{word}" for word in KNOWN_WORDS if word not in (TASKS, *asked.registry.installed())]
+    own = [word for word in words if "=" not in word or os.path.isfile(word)]
+    overrides = [*(word for word in words if word not in own), *chain(*settings.values())]
+    of_strategies = (*SLOTS, *OF_STRATEGIES)
+    of_own = [each for each in overrides if parse_override(each).keys[0] in of_strategies]
+    of_run = [each for each in overrides if each not in of_own]
+    if len(own) > 1 or (of_own and not own):
+        raise UserError(
+            f"{' and '.join(own or of_own)}: name one recipe or file, before its overrides, or none"
+        )
+    advice = _advice(
+        _situation(of_run, hosts, model_asked(params, model)), of_run, [*own, *of_own], everything
+    )
     rows = advice.rows if everything else advice.shown()
     if in_json:
-        print(json.dumps(as_json(advice, left), indent=1))
+        print(json.dumps(_as_json(advice), indent=1))
         return
-    show_advice(advice, rows, len(absent))
+    _show_advice(advice, rows)
     if explain:
-        show_explanation(advice, rows, left | dict.fromkeys(absent, "not installed"))
+        _show_explanation(advice, rows)
 
 
-class Asked:
-    """The run that `hocket recommend` is asked about.
+def _situation(overrides: Sequence[str], hosts: str, given: GivenModel | None) -> TrainingSituation:
+    """Return the situation of a run with these overrides.
 
-    Attributes:
-        registry: of the recipes.
-        target: a recipe, or the file of a run; None for the defaults.
-        of_strategy: overrides of the target's strategy.
-        of_run: overrides of the run that all strategies get.
-        params: number of parameters of a script's run, as text; None for others.
-        base: the run with synchronous SGD.
+    Raises:
+        UserError: an override or an option is wrong or missing.
     """
-
-    def __init__(self, words: Sequence[str], settings: Sequence[str]) -> None:
-        """Read the run.
-
-        Args:
-            words: a recipe, or a run's file or folder, and overrides.
-            settings: further overrides.
-
-        Raises:
-            UserError: the run cannot be read, or an override is wrong.
-        """
-        targets = [word for word in words if "=" not in word or os.path.exists(word)]
-        if len(targets) > 1:
-            raise UserError(f"{' and '.join(targets)}: name one recipe, file or run, or none")
-        overrides = [*(word for word in words if word not in targets), *settings]
-        self.registry, self.target, self.params = default_registry(), next(iter(targets), None), None
-        if targets and os.path.isfile(Path(targets[0], CONFIG)):
-            self.target, self.params, measured = _of_folder(Path(targets[0]))
-            overrides = [*measured, *overrides]
-        keys = (*SLOTS, *OF_STRATEGIES)
-        self.of_strategy = [each for each in overrides if parse_override(each).keys[0] in keys]
-        self.of_run = [each for each in overrides if each not in self.of_strategy]
-        if self.of_strategy and not self.target:
-            raise UserError(
-                f"{self.of_strategy[0]} needs a strategy to change: name a recipe or a file before it"
-            )
-        load_run(self.target or "sgd", overrides, registry=self.registry)
-        self.base = self._run("sgd")
-
-    def _run(self, strategy: str, overrides: Sequence[str] = ()) -> RunConfig:
-        """Return the run with the strategy of a recipe or a file, and overrides of it."""
-        target = strategy if self.target is None else based_on(self.target, strategy, self.registry)
-        return load_run(target, [*self.of_run, *overrides], registry=self.registry)
-
-    def names(self, key: str) -> bool:
-        """Return whether a run's file or an override gives a setting."""
-        return os.path.isfile(self.target or "") or any(each.startswith(key) for each in self.of_run)
-
-    def situation(self, params: str | None, model: str | None, hosts: str | None) -> TrainingSituation:
-        """Return the situation that the run and the options `--params`, `--model` and `--hosts` describe.
-
-        Raises:
-            UserError: an option is wrong or missing.
-        """
-        if hosts is None:
-            raise UserError("--hosts is missing: name the ranks' hosts, such as 8x1 for 8 hosts of one rank")
-        placement = placed(self.base, [host.ranks for host in parse_hosts(hosts)])
-        ranks = placement.size * self.base.island.ranks
-        base = replace(self.base, ranks=ranks)
-        base.check_size(ranks)
-        if placement.size < 2:
-            raise UserError(
-                f"--hosts: {base.island.count(ranks)} cannot exchange anything: name two or more hosts"
-            )
-        if len({*placement.hosts}) == 1:
-            base = replace(base, network=WITHIN_A_HOST)
-        given = model_asked(params or (None if model else self.params), model)
-        if given is None and not self.names("task"):
-            raise UserError(
-                "the model is missing: give --params 25M, --model module:function, task=NAME, or a run"
-            )
-        if not base.compute.step_s:
-            raise UserError(
-                "--step: give the computing time of a step, more than 0 s, such as 200ms; or name the "
-                "folder of a run, which has measured it"
-            )
-        return situation_of(base, check_run(base), placement, given)
-
-    def strategies(
-        self, situation: TrainingSituation, measure: bool, everything: bool
-    ) -> tuple[list[AdvisedStrategy], dict[str, str]]:
-        """Return the strategies to compare, and the reasons by name of recipes that are left out.
-
-        Args:
-            situation: the situation.
-            measure: measure the computing of compressors.
-            everything: compare recipes of unmeasured cost, too.
-
-        Raises:
-            HocketError: the user's own strategy does not work here.
-        """
-        found: list[AdvisedStrategy] = []
-        left: dict[str, str] = {}
-        self.registry.load_installed()
-        for recipe in self.registry.recipes():
-            try:
-                about = load_run(recipe.name, registry=self.registry)
-                if everything or is_measured(about):
-                    found.append(self._advised(recipe.name, about.measured_with, situation, measure, about))
-            except HocketError as error:
-                package = re.search(r"plugin '(\w+)' is not installed", str(error))
-                left[recipe.name] = f"needs hocket-{package[1]}" if package else str(error)
-        if self.target:
-            own = self._advised(self.target, self.of_strategy, situation, measure)
-            rows = [row for row in found if row.strategy == own.strategy] or [own]
-            found = [row for row in found if row not in rows] + [replace(row, is_own=True) for row in rows]
-        exchanging = (row for row in found if row.strategy.exchanges)
-        return sorted(exchanging, key=lambda row: row.prediction.step_s), left
-
-    def _advised(
-        self,
-        target: str,
-        with_: Sequence[str],
-        situation: TrainingSituation,
-        measure: bool,
-        about: RunSettings = UNMEASURED,
-    ) -> AdvisedStrategy:
-        """Return a strategy with its prediction.
-
-        Raises:
-            HocketError: it does not work here; gives the reason, and the setting with which it would, if there is one.
-        """
-        run = self._run(target, with_)
-        [*_, last] = (each for each in run.strategy.in_phases if each.step < (run.steps or math.inf))
-        for engine in (run.engine, about.engine):
-            if engine != UNMEASURED.engine:
-                raise UserError(
-                    f"engine {engine.name} is not supported by `hocket recommend`: use `hocket plan`"
-                )
-        if (needed := about.optimizer.class_name) not in (*_USUAL, self.base.optimizer.class_name):
-            raise UserError(f"it needs another optimizer: give optimizer={needed}")
-        check_run(replace(run, strategy=last.strategy))
-        if about is not UNMEASURED and (idle := situation.idle(last.strategy)):
-            raise UserError(f"no two ranks take part in {idle}, so a simpler strategy does the same")
-        file = Path(target)
-        keys = [re.sub(r"^[^=]*\.", "", each) for each in with_]
-        name = ", ".join([file.parent.name if file.name == CONFIG else file.name, *keys])
-        name += f", from step {last.step} on" * (last.step > 0)
-        costs = situation.plan(last.strategy)
-        step_s, held_up_s = situation.settings.compute.step_s, situation.held_up_seconds(costs)
-        prediction = predict(costs, step_s, held_up_s, packing_seconds(costs) if measure else 0.0)
-        return AdvisedStrategy(name, " ".join([target, *with_]), last.strategy, prediction, about)
+    run, placement = placed_run(load_run("sgd", overrides), None, parse_hosts(hosts))
+    if placement.size < 2:
+        raise UserError("--hosts: one replica cannot exchange anything: name two or more hosts")
+    if len({*placement.hosts}) == 1:
+        run = replace(run, network=WITHIN_A_HOST)
+    if given is None and not any(each.startswith("task") for each in overrides):
+        raise UserError("the model is missing: give --params 25M, --model module:function, or task=NAME")
+    if not run.compute.step_s:
+        raise UserError("--step: give the computing time of a step, such as 200ms, or a run's folder")
+    return situation_of(run, check_run(run), placement, given)
 
 
-def _of_folder(folder: Path) -> tuple[str | None, str | None, list[str]]:
-    """Return the file, the number of parameters of a script's run, and overrides with what a run measured."""
-    config = read_config(folder / CONFIG)
-    overrides: list[str] = []
-    try:
-        summary = read_summary(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
-    except ValueError as error:
-        raise UserError(
-            f"{folder / SUMMARY} is damaged ({error}): give --step, --params and --hosts, and no folder"
-        ) from error
-    # A speed of None or 0 is that of a run in which no step was timed.
-    if (speed := summary.get("steps_per_second")) and not config.get("compute", {}).get("step_s"):
-        overrides = [f"compute.step_s={(1 - summary['exposed_wait_fraction']) / speed:.6g}"]
-    if not is_of_script(config):
-        return str(folder / CONFIG), None, overrides
-    if not summary:
-        raise UserError(f"{folder}: the script's run has not ended: give --params and --step, and no folder")
-    ranks = config["ranks"]
-    overrides += island_overrides(ranks // summary.get("islands", ranks))
-    return None, str(summary["parameters"]), overrides
+def _advice(
+    situation: TrainingSituation, overrides: Sequence[str], own: Sequence[str], everything: bool
+) -> Advice:
+    """Compare the strategies.
+
+    Args:
+        situation: the situation of all.
+        overrides: those of the situation's run.
+        own: the user's recipe or file, and its overrides; empty for none.
+        everything: compare recipes of unmeasured cost, too.
+
+    Raises:
+        HocketError: the user's own strategy does not work here.
+    """
+    registry, optimizer = default_registry(), situation.settings.optimizer.class_name
+    registry.load_installed()
+    found: list[AdvisedStrategy] = []
+    left: dict[str, str] = {}
+    for recipe in registry.recipes():
+        try:
+            about = load_run(recipe.name, registry=registry)
+            if (needed := about.optimizer.class_name) not in (*_USUAL, optimizer):
+                raise UserError(f"it needs another optimizer: give optimizer={needed}")
+            if everything or is_exact(about) or {about.loss_percent, about.accuracy_points} != {None}:
+                run = load_run(recipe.name, [*overrides, *about.measured_with], registry=registry)
+                found.append(_advised([recipe.name, *about.measured_with], run, situation, about))
+        except HocketError as error:
+            package = re.search(r"plugin '(\w+)' is not installed", str(error))
+            left[recipe.name] = f"needs hocket-{package[1]}" if package else str(error)
+    if own:
+        run = load_run(own[0], [*overrides, *own[1:]], registry=registry)
+        row = _advised(own, run, situation, UNMEASURED)
+        same = [each for each in found if each.strategy == row.strategy] or [row]
+        found = [each for each in found if each not in same] + [replace(each, is_own=True) for each in same]
+    absent = {*KNOWN_WORDS} - {TASKS, *registry.installed()}
+    left |= {f"hocket-{word}": NOT_INSTALLED for word in KNOWN_WORDS if word in absent}
+    exchanging = (row for row in found if row.strategy.exchanges)
+    rows = sorted(exchanging, key=lambda row: row.prediction.step_s)
+    by_accuracy = optimizer == "sgd" and any(each.startswith("optimizer") for each in overrides)
+    return Advice(situation, rows, by_accuracy, left)
+
+
+def _advised(
+    words: Sequence[str], run: RunConfig, situation: TrainingSituation, about: RunSettings
+) -> AdvisedStrategy:
+    """Return a run's strategy with its prediction.
+
+    Args:
+        words: the recipe or file, and its overrides.
+        run: the run.
+        situation: the situation.
+        about: the settings of the recipe, if it is one.
+
+    Raises:
+        HocketError: it does not work here; says why.
+    """
+    [*_, last] = (each for each in run.strategy.in_phases if each.step < (run.steps or math.inf))
+    if run.engine != UNMEASURED.engine:
+        raise UserError(f"engine {run.engine.name} is not supported by `hocket recommend`: use `hocket plan`")
+    check_run(replace(run, strategy=last.strategy))
+    if about is not UNMEASURED and (idle := situation.idle(last.strategy)):
+        raise UserError(f"no two ranks take part in {idle}, so a simpler strategy does the same")
+    name = ", ".join([Path(words[0]).name, *(re.sub(r"^[^=]*\.", "", each) for each in words[1:])])
+    name += f", from step {last.step} on" * (last.step > 0)
+    plan = situation.plan(last.strategy)
+    prediction = predict(plan, situation.settings.compute.step_s, situation.held_up_seconds(plan))
+    return AdvisedStrategy(name, " ".join(words), last.strategy, prediction, about)
+
+
+def _show_advice(advice: Advice, rows: Sequence[AdvisedStrategy]) -> None:
+    """Print the situation, a table of these rows, the command to try first, and the predictions' error."""
+    settings, plain, best = advice.situation.settings, advice.plain, advice.best
+    costs, step_s = advice.situation.plan(plain.strategy), plain.prediction.step_s
+    link = f", {format_bits_per_second(settings.network.bandwidth_bits_per_s)}"
+    head = (
+        f"{ranks_of(settings, advice.situation.placement)}"
+        f"{' on one host' if settings.network == WITHIN_A_HOST else link}, "
+        f"{format_count(costs.num_parameters)} parameters ({format_bytes(costs.model_bytes)}), "
+        f"{format_seconds(settings.compute.step_s)} of computing"
+        + ("" if settings.delays is None else f"; late ranks: {title(settings.delays)}")
+    )
+    waits = (plain.prediction.exposed_s + plain.prediction.held_up_s) / step_s
+    takes = f"Plain allreduce (DDP) is predicted to take {format_seconds(step_s)} a step, {waits:.0%} of it waiting."
+    say([head, takes], bullet="")
+    print()
+    show_table(_HEADERS, [_cells(advice, row) for row in rows], numbers=_HEADERS[2:], drawn=False)
+    if len(head) <= _NARROW:  # else the lines above are one more
+        print()
+    if best is plain:
+        print("Plain allreduce (agd, DDP) is best here: nothing faster is worth its cost.")
+    else:
+        strategies = f"strategy=agd,{best.spelled}"
+        say_command("Try first: ", f"hocket sweep --script train.py -n {advice.situation.ranks}", strategies)
+        print("Costs were measured from scratch; synchronous_steps=N lowers DiLoCo's.")
+    absent = [*advice.left_out.values()].count(NOT_INSTALLED)
+    missing = f"; not installed: {absent} packages (hocket plugins)" if absent else ""
+    error = f"Predicted within {ERROR} x, compressing left out{_level(advice, best)}."
+    say([error, f"More: --explain, --all, --json{missing}"], bullet="")
+
+
+def _cells(advice: Advice, row: AdvisedStrategy) -> tuple[str, ...]:
+    loss, accuracy = row.about.loss_percent, row.about.accuracy_points
+    cost = "not measured" if accuracy is None else f"accuracy {accuracy:+.1f}"
+    if loss is not None and not (advice.by_accuracy and accuracy is not None):
+        cost = f"loss {loss:+.1f} %"
+    return (
+        "*" if row is advice.best else "",
+        textwrap.fill(row.name, _NAME, subsequent_indent="  ", break_on_hyphens=False),
+        format_seconds(row.prediction.step_s),
+        f"{advice.faster(row):,.1f} x",
+        "same" if is_exact(row.about) else cost,
+        format_bytes(row.prediction.bytes_per_step),
+    )
+
+
+def _level(advice: Advice, row: AdvisedStrategy) -> str:
+    """Return the bandwidth from which plain allreduce is as fast as a row; empty on one host."""
+    if row is advice.plain or advice.situation.settings.network == WITHIN_A_HOST:
+        return ""
+    level = advice.least_bandwidth(row)
+    return f"; DDP is as fast {'on no network' if level is None else f'from {format_bits_per_second(level)}'}"
+
+
+def _notes(row: AdvisedStrategy) -> list[str]:
+    """Return what a row changes, and the cost in other tests."""
+    about = row.about
+    elsewhere = f"elsewhere: {about.accuracy}; {about.measured_on}" if about.accuracy else ""
+    return [note for note in (about.changes, elsewhere) if note]
+
+
+def _show_explanation(advice: Advice, rows: Sequence[AdvisedStrategy]) -> None:
+    """Print what the rows change, what that cost in which test, and what predictions assume."""
+    situation = advice.situation
+    for row in rows:
+        costs = row.prediction
+        parts = {"waits": costs.exposed_s, "is held up": costs.held_up_s}
+        times = ", ".join(f"{what} for {format_seconds(time)}" for what, time in parts.items() if time)
+        memory = f"a step {times or 'only computes'}; buffers take {format_bytes(costs.memory_bytes)}"
+        print(f"\n{row.name}")
+        say([*_notes(row), memory + _level(advice, row)], bullet="  - ")
+    print("\nLeft out:")
+    say(f"{name}: {why}" for name, why in advice.left_out.items())
+    print("\nAssumed:")
+    plan = situation.plan(advice.best.strategy)
+    say([*_ASSUMED, *assumptions(situation.settings, situation.placement, plan)])
+
+
+def _as_json(advice: Advice) -> dict[str, object]:
+    """Return all rows, the best one and the reasons of strategies that are left out, as data."""
+    return {
+        "compute_s": advice.situation.settings.compute.step_s,
+        "best": advice.best.name,
+        "best_is_level_from_bits_per_s": advice.least_bandwidth(advice.best),
+        "strategies": [
+            {
+                "strategy": row.name,
+                **asdict(row.prediction),
+                "faster": advice.faster(row),
+                "same_result": is_exact(row.about),
+                "loss_percent": row.about.loss_percent,
+                "accuracy_points": row.about.accuracy_points,
+                "notes": _notes(row),
+            }
+            for row in advice.rows
+        ],
+        "left_out": advice.left_out,
+    }

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hocket.cli.click_parts import Command, add_options
 from hocket.errors import UserError
-from hocket.launch.joining import launched
-from hocket.training.observer import Display
-from hocket.training.run import RunConfig
+
+if TYPE_CHECKING:
+    from hocket.training.observer import Display
+    from hocket.training.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,9 @@ class RunOptions:
     @property
     def display(self) -> Display:
         """The display of the run on this process's output."""
+        from hocket.launch.joining import launched
+        from hocket.training.observer import Display
+
         if self.quiet:
             return Display.QUIET
         if self.verbose:

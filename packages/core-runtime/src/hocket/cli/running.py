@@ -334,7 +334,7 @@ def _join(
 
         import torch
 
-        from hocket.launch import join
+        from hocket.launch.joining import join
         from hocket.transport.peer import gather
 
         if "OMP_NUM_THREADS" not in os.environ:

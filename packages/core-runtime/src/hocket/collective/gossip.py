@@ -78,6 +78,7 @@ class Gossip(Collective):
             pushes_weight=self.push_sum,
             threadable=True,
             on_devices=True,
+            reads_shared=True,
         )
 
     def open(

@@ -1,5 +1,1 @@
 """The start of jobs: launchers, ranks on this host and on others, and how a process joins its job."""
-
-from hocket.launch.joining import join
-
-__all__ = ["join"]

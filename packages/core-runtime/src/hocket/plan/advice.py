@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from hocket.config.settings import RunSettings
@@ -23,8 +23,18 @@ CLOSE = 1.05
 #: The factor by which predictions differ from measurements on four hosts, but for `eager.solo` (docs/choosing.md).
 ERROR = 1.3
 
-#: The rows of a short answer.
-ROWS = 5
+#: What sgd loses with half its steps, and what replicas lose that exchange nothing: per cent of loss (docs/atlas).
+LOSS_OF_HALF, LOSS_ALONE = 11.6, 14.0
+
+#: The same in points of accuracy.
+POINTS_OF_HALF, POINTS_ALONE = 2.4, 11.7
+
+#: The rule by which a strategy is marked.
+CHOICE = (
+    f"* marks the strategy with the least step after its cost is charged. {LOSS_OF_HALF} % of loss, or "
+    f"{POINTS_OF_HALF} points of accuracy, count as a step twice as long: sgd loses this with half its steps. What "
+    f"loses more than replicas without any exchange ({LOSS_ALONE} %, {POINTS_ALONE} points) is not marked."
+)
 
 #: The settings of no recipe, for strategies of which nothing was measured.
 UNMEASURED = RunSettings()
@@ -38,7 +48,6 @@ class Prediction:
         step_s: seconds of a step, on average.
         exposed_s: of these, seconds that a rank waits for messages.
         held_up_s: of these, seconds that late ranks hold it up, itself included.
-        packing_s: of these, seconds that it compresses; 0 if not measured.
         bytes_per_step: bytes that a rank sends, on average.
         memory_bytes: bytes of the exchanges' buffers on a rank.
     """
@@ -46,23 +55,21 @@ class Prediction:
     step_s: float
     exposed_s: float
     held_up_s: float
-    packing_s: float
     bytes_per_step: float
     memory_bytes: int
 
 
-def predict(plan: Plan, step_s: float, held_up_s: float = 0.0, packing_s: float = 0.0) -> Prediction:
-    """Predict a strategy's step.
+def predict(plan: Plan, step_s: float, held_up_s: float = 0.0) -> Prediction:
+    """Predict a strategy's step; compressing takes no time.
 
     Args:
         plan: of its exchanges.
         step_s: seconds of computing in a step.
         held_up_s: of `held_up_seconds`; 0 if no rank is late.
-        packing_s: seconds of a step that compressors compute.
     """
     exposed_s = exposed_seconds(plan, step_s)
-    together_s = step_s + exposed_s + held_up_s + packing_s
-    return Prediction(together_s, exposed_s, held_up_s, packing_s, plan.bytes_per_step, plan.memory_bytes)
+    together_s = step_s + exposed_s + held_up_s
+    return Prediction(together_s, exposed_s, held_up_s, plan.bytes_per_step, plan.memory_bytes)
 
 
 @dataclass(frozen=True)
@@ -91,21 +98,6 @@ def is_exact(recipe: RunSettings) -> bool:
     return recipe.changes.startswith("nothing")
 
 
-def measured_cost(recipe: RunSettings, by_accuracy: bool) -> float:
-    """Return a recipe's loss in per cent or accuracy in points, more being worse; infinite if not measured."""
-    if is_exact(recipe):
-        return 0.0
-    lost = recipe.accuracy_points if by_accuracy else recipe.loss_percent
-    if lost is None:
-        return math.inf
-    return -lost if by_accuracy else lost
-
-
-def is_measured(recipe: RunSettings) -> bool:
-    """Return whether a recipe's loss or accuracy was measured, or is that of the mean of all gradients."""
-    return min(measured_cost(recipe, by_accuracy) for by_accuracy in (True, False)) < math.inf
-
-
 @dataclass(frozen=True)
 class Advice:
     """The strategies compared in a situation.
@@ -114,16 +106,13 @@ class Advice:
         situation: the situation.
         rows: the strategies, the fastest first; one of them is plain allreduce.
         by_accuracy: compare measured costs by the accuracy of SGD, in place of the loss of AdamW.
+        left_out: reasons by the names of recipes that are left out, and of packages.
     """
 
     situation: TrainingSituation
     rows: Sequence[AdvisedStrategy]
     by_accuracy: bool = False
-
-    @property
-    def on_one_host(self) -> bool:
-        """True if messages pass through a host's memory alone."""
-        return len({*self.situation.placement.hosts}) == 1
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def plain(self) -> AdvisedStrategy:
@@ -136,35 +125,39 @@ class Advice:
 
     @property
     def best(self) -> AdvisedStrategy:
-        """The row of least measured cost among the fastest, as far as predictions can tell; else plain allreduce."""
-        faster = [row for row in self._cheapest_first() if self._cost(row) < math.inf]
-        limit_s = ERROR * min((row.prediction.step_s for row in faster), default=0.0)
-        return next((row for row in faster if row.prediction.step_s <= limit_s), self.plain)
+        """The strategy to try first; it may be plain allreduce."""
+        return self._best_first()[0]
 
-    def shown(self, most: int = ROWS) -> list[AdvisedStrategy]:
-        """Return plain allreduce, the user's own strategies, and of each family the cheapest that is faster."""
-        # A family is a plugin, or a recipe of core.
-        families = {re.split("[., ]", row.name)[0]: row for row in reversed(self._cheapest_first())}
-        own = [row for row in self.rows if row.is_own]
-        cheapest = [row for row in self.rows if row in families.values()]
-        chosen = [self.plain, self.best, *own, *cheapest]
-        return [row for row in self.rows if row.name in [*dict.fromkeys(each.name for each in chosen)][:most]]
-
-    def _cost(self, row: AdvisedStrategy) -> float:
-        return measured_cost(row.about, self.by_accuracy)
-
-    def _cheapest_first(self) -> list[AdvisedStrategy]:
-        """Return the strategies that are faster than plain allreduce, and of equal cost the fastest first."""
+    def _best_first(self) -> list[AdvisedStrategy]:
+        """Return plain allreduce and what is faster, by step and measured cost; unmeasured ones by step alone."""
         faster = (row for row in self.rows if self.faster(row) > CLOSE)
-        return sorted(faster, key=self._cost)
+        return sorted([self.plain, *faster], key=self._worth_s)
+
+    def shown(self, most: int = 5) -> list[AdvisedStrategy]:
+        """Return plain allreduce, the user's own strategies, and of each family the best that is faster."""
+        # A family is a plugin, or a recipe of core.
+        families = {re.split("[., ]", row.name)[0]: row for row in reversed(self._best_first())}
+        own = (row for row in self.rows if row.is_own)
+        others = (row for row in self.rows if row in families.values())
+        names = dict.fromkeys(row.name for row in (self.plain, self.best, *own, *others))
+        return [row for row in self.rows if row.name in [*names][:most]]
+
+    def _worth_s(self, row: AdvisedStrategy) -> float:
+        """Return the seconds of a step, doubled for what half the steps would cost; infinite if nothing is gained."""
+        lost, half, alone = row.about.loss_percent, LOSS_OF_HALF, LOSS_ALONE
+        if self.by_accuracy:
+            lost, half, alone = row.about.accuracy_points, -POINTS_OF_HALF, -POINTS_ALONE
+        halvings = (
+            0.0 if is_exact(row.about) else math.inf if lost is None or lost / alone > 1 else lost / half
+        )
+        return row.prediction.step_s * 2.0**halvings
 
     def least_bandwidth(self, row: AdvisedStrategy) -> float | None:
         """Return the least of `BANDWIDTHS` from which plain allreduce is as fast as a row; None if it never is."""
 
         def step_s(each: AdvisedStrategy, bandwidth: float) -> float:
-            plan, costs = self.situation.plan(each.strategy, bandwidth), each.prediction
-            computing_s = self.situation.settings.compute.step_s
-            return costs.step_s - costs.exposed_s + exposed_seconds(plan, computing_s)
+            plan = self.situation.plan(each.strategy, bandwidth)
+            return predict(plan, self.situation.settings.compute.step_s, each.prediction.held_up_s).step_s
 
         def is_level(bandwidth: float) -> bool:
             return step_s(self.plain, bandwidth) <= CLOSE * step_s(row, bandwidth)

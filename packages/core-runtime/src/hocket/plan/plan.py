@@ -165,7 +165,10 @@ def _planned(
     own_buffers = exchange not in taking_place[1:]
     links = networks(exchange, parts, placement, network)
     costs = {
-        (size, link): [_cost(exchange, layout, size, link, own_buffers) for layout in cut]
+        (size, link): [
+            _cost(exchange, layout, size, link, own_buffers, layout.wire_bytes >= shared_bytes)
+            for layout in cut
+        ]
         for size, link in set(zip(map(len, parts), links, strict=True))
     }
     # Parts of the same size that exchange the same segments over the same links have the same costs.
@@ -215,16 +218,21 @@ def _with_buffers(
     )
 
 
-def _cost(exchange: Exchange, layout: Layout, size: int, network: NetworkModel, own_buffers: bool) -> Cost:
+def _cost(
+    exchange: Exchange, layout: Layout, size: int, network: NetworkModel, own_buffers: bool, shared: bool
+) -> Cost:
     collective, compressor, topology = exchange.collective, exchange.compressor, exchange.topology
     period = exchange.period(size)
     message_bytes = collective.message_bytes(compressor, layout, size, network)
     cost = collective.cost(message_bytes, size, topology, network)
     footprint = footprint_of(compressor, layout)
+    # Ranks that share memory read each other's segments there.
+    read_in_place = shared and compressor is None and collective.traits.reads_shared
+    received = (
+        0.0 if read_in_place else collective.cost(footprint.longest_bytes, size, topology, network).memory
+    )
     return Cost(
         cost.bytes / period,
         cost.seconds / period,
-        layout.kept_bytes * own_buffers
-        + collective.cost(footprint.longest_bytes, size, topology, network).memory
-        + footprint.state_bytes,
+        layout.kept_bytes * own_buffers + received + footprint.state_bytes,
     )

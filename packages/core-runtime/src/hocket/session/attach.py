@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.errors import AttachError, CheckpointError
-from hocket.launch import join
+from hocket.launch.joining import join
 from hocket.plain import TreeView
 from hocket.plugin import CORE
 from hocket.results import CHECKPOINTS

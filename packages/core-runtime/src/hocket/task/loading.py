@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from hocket import draws
 from hocket.errors import UserError
-from hocket.launch import join
+from hocket.launch.joining import join
 from hocket.plain import Batch, Tree
 from hocket.session.data.reading import LoaderReading, reading_in_force
 from hocket.task.indices import (

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hocket.errors import UserError
-from hocket.launch import join
+from hocket.launch.joining import join
 from hocket.training.run import RunConfig
 
 if TYPE_CHECKING:
