@@ -150,7 +150,7 @@ class Advice:
         halvings = (
             0.0 if is_exact(row.about) else math.inf if lost is None or lost / alone > 1 else lost / half
         )
-        return row.prediction.step_s * 2.0**halvings
+        return row.prediction.step_s * math.pow(2.0, halvings)
 
     def least_bandwidth(self, row: AdvisedStrategy) -> float | None:
         """Return the least of `BANDWIDTHS` from which plain allreduce is as fast as a row; None if it never is."""
