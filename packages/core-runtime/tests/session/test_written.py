@@ -279,3 +279,28 @@ def test_sparse_gradients_of_a_plain_parameter() -> None:
 
     for values in on_ranks(2, run):
         assert values[:, 0].tolist() == [-1.0, -1.0, 0.0, 0.0, 0.0, -1.0]
+
+
+@pytest.mark.parametrize("strategy", ["sgd", "overlap_sgp"])
+def test_the_best_weights_are_loaded_after_close(strategy: str) -> None:
+    """With a delay, close merges what is under way into what was loaded before it."""
+
+    def run(rank: int, *, after: bool) -> bool:
+        model = mlp()
+        optimizer = sgd(model)
+        session = hocket.attach(model, optimizer, strategy)
+        for number, (x, y) in enumerate(batches(rank, 5)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if number == 2:
+                with session.consensus():
+                    best = {name: value.clone() for name, value in model.state_dict().items()}
+        if after:
+            session.close()
+        model.load_state_dict(best)
+        session.close()
+        return all(torch.equal(value, best[name]) for name, value in model.state_dict().items())
+
+    assert on_ranks(2, lambda rank: run(rank, after=True)) == [True, True]
+    assert on_ranks(2, lambda rank: run(rank, after=False)) == [strategy == "sgd"] * 2
