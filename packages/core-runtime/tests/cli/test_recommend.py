@@ -362,20 +362,22 @@ def test_an_own_strategy_is_a_row(tmp_path: Path) -> None:
         assert not any("from step" in row for row in Told(str(tmp_path / name), "steps=90", *SITUATION).rows)
 
 
-def test_a_run_s_folder_gives_the_time_of_a_step(tmp_path: Path) -> None:
+def test_a_run_s_folder_is_a_row(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
     run = load_run({"parameters": [{"collective": "allreduce", "every": 3}]})
-    (tmp_path / "config.yaml").write_text(text_of_config(resolved(run)))
+    (folder / "config.yaml").write_text(text_of_config(resolved(run)))
+    assert "mine" in Told(str(folder), *SITUATION).rows
+    # It has measured how long a step computes.
     summary = {"steps": 8, "ranks": 2, "seconds": 1.0, "steps_per_second": 8.0, "exposed_wait_fraction": 0.2}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    asked = (str(tmp_path / "config.yaml"), "--params", "1M", "--hosts", "8x1", "--step", str(tmp_path))
-    told = Told(*asked)
-    assert told.all["compute_s"] == pytest.approx(0.1)
-    assert "config.yaml" in told.rows
-    (tmp_path / "summary.json").write_text(json.dumps({**summary, "steps_per_second": None}))
-    with pytest.raises(UserError, match=r"^--step: no step of the run in .* was timed: give a time"):
+    (folder / "summary.json").write_text(json.dumps(summary))
+    asked = (str(folder), "--params", "1M", "--hosts", "8x1")
+    assert Told(*asked).all["compute_s"] == pytest.approx(0.1)
+    (folder / "summary.json").write_text(json.dumps({**summary, "steps_per_second": None}))
+    with pytest.raises(UserError, match=r"^--step: give the computing time of a step"):
         Told(*asked)
-    (tmp_path / "summary.json").write_text("{}")
-    with pytest.raises(UserError, match=r"^--step: steps is not a number"):
+    (folder / "summary.json").write_text("{}")
+    with pytest.raises(UserError, match=r"summary.json is damaged \(.*\): give --step and --params, and no"):
         Told(*asked)
 
 
@@ -426,8 +428,10 @@ def test_it_takes_a_task_a_function_a_file_and_an_optimizer(
     monkeypatch.syspath_prepend(tmp_path)
     assert "110 parameters" in recommend("--model", "mine:net", *given)
     file = tmp_path / "run.yaml"
-    file.write_text("recipe: dpsgd\nranks: 4\n")
-    assert "dpsgd" in table(recommend(str(file), "task=digits", *given, "--bandwidth", "1tbit"))
+    file.write_text("recipe: dpsgd\nranks: 4\ntask: digits\ncompute: {step_s: 0.2}\n")
+    text = recommend(str(file), "--hosts", "4x1", "--bandwidth", "1tbit")
+    assert "200 ms of computing" in " ".join(text.split())
+    assert "dpsgd" in table(text)
     adamw = recommend("task=digits", *given, "optimizer=adamw", "--late", "1x0.3", "--all")
     assert "late ranks: random_subset {count: 1, seconds: 0.3" in " ".join(adamw.split())
 
@@ -474,7 +478,7 @@ def test_counts_have_no_point_without_a_digit_behind_it() -> None:
         (["--hosts", "8", "--params", "1M"], "hosts '8': write 8x1 for 8 hosts of one rank"),
         (
             ["parameters.0.every=30", "--hosts", "2x1"],
-            "parameters.0.every=30: name one recipe or file, before its overrides",
+            "parameters.0.every=30: name one recipe, file or run, before its overrides",
         ),
         (
             ["periodic_avarage", "--hosts", "2x1", "--params", "1M", "--step", "1"],

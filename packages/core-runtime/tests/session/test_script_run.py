@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 import hocket
 from hocket.cli.folders import load_resumed
-from hocket.cli.recommending import Asked
+from hocket.cli.recommending import recommend_command
 from hocket.cli.sweep_run import OUTPUT
 from hocket.cli.sweeping import _compare
 from hocket.cli.sweeping_scripts import _RunOfScript
@@ -231,14 +232,20 @@ def test_a_sweep_names_earlier_runs_and_a_script_s_own_refusal(
     assert "are left out of the table and the page: a; `hocket compare " in capsys.readouterr().out
 
 
-def test_a_script_is_advised_by_its_run(tmp_path: Path) -> None:
+def test_a_script_is_advised_by_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "a", 2)
     summary = read_record(tmp_path / "a", "a").summary
     assert summary is not None
-    asked = Asked([str(tmp_path / "a"), "seed=3"], [])
-    assert (asked.target, asked.params, asked.base.seed) == (None, "10", 3)
+    capsys.readouterr()
+    advised = partial(
+        recommend_command, [str(tmp_path / "a")], None, None, "2x1", everything=False, explain=False
+    )
+    advised(in_json=False)
+    assert ", 24 parameters" in capsys.readouterr().out  # the least of 24 matrices, for the 10 of the run
+    advised(in_json=True)
     computing_s = summary["seconds"] * (1 - summary["exposed_wait_fraction"]) / 2
-    assert asked.base.compute.step_s == pytest.approx(computing_s)
+    told = json.loads(capsys.readouterr().out)
+    assert told["compute_s"] == pytest.approx(computing_s, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,8 @@ def recommend(**options: Any) -> None:
 
     \b
     hocket recommend --params 25M --hosts 8x1 --bandwidth 1gbit --step 100ms
-    hocket recommend task=fashion_mnist --hosts 4x1 --bandwidth 100mbit --step runs/mine
+    hocket recommend task=fashion_mnist --hosts 4x1 --bandwidth 100mbit --step 20ms
+    hocket recommend runs/mine --hosts 8x1 --bandwidth 1gbit
     hocket recommend --params 25M --hosts 8x1 --step 100ms --late 1x300ms@10%
     hocket recommend mine.yaml --params 25M --hosts 8x1 --step 100ms
     """

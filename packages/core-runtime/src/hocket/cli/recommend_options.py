@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import click
 
@@ -11,7 +10,6 @@ from hocket.cli.click_parts import Command, add_options
 from hocket.cli.network_options import network_options, setting_option
 from hocket.cli.rank_options import island_option
 from hocket.quantities import seconds
-from hocket.results import SUMMARY
 
 
 def late_ranks(text: str) -> dict[str, object]:
@@ -28,32 +26,13 @@ def late_ranks(text: str) -> dict[str, object]:
     return {"name": "random_subset", "count": number, "seconds": seconds(found[2]), "fraction": fraction}
 
 
-def step_seconds(text: str) -> float:
-    """Return the computing time of a step, as given or as the run in a folder has measured it.
-
-    Raises:
-        ValueError: the text is neither, or the run has timed no step.
-    """
-    path = Path(text, SUMMARY)
-    if not path.is_file():
-        return seconds(text)
-    from hocket.results.history import read_summary
-
-    summary = read_summary(path)
-    if not summary.get("steps_per_second"):
-        raise ValueError(f"no step of the run in {text} was timed: give a time, such as 200ms")
-    return (1 - float(summary["exposed_wait_fraction"])) / float(summary["steps_per_second"])
-
-
 _OPTIONS = (
-    click.argument("words", nargs=-1, metavar="[RECIPE|FILE.yaml] [KEY=VALUE]..."),
+    click.argument("words", nargs=-1, metavar="[RECIPE|FILE.yaml|RUN] [KEY=VALUE]..."),
     network_options,
     # A number of ranks is answered with the form of hosts.
     click.option("--hosts", "-n", required=True, metavar="4x1|a:8,b:8", help="Hosts; 4x8: 4 of 8 ranks."),
     island_option,
-    setting_option(
-        "--step", "compute.step_s", step_seconds, "200ms|RUN", "Computing time of a step, or a run's folder."
-    ),
+    setting_option("--step", "compute.step_s", seconds, "200ms", "Computing time of a step."),
     setting_option("--late", "delays", late_ranks, "1x300ms[@10%]", "Late ranks, in all or in some steps."),
     click.option("--all", "everything", is_flag=True, help="Show also recipes of unmeasured cost."),
     click.option("--explain", is_flag=True, help="Explain each row, its cost, and what is assumed."),

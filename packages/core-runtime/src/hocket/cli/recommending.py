@@ -17,9 +17,10 @@ from hocket.cli.network_options import GivenModel, model_asked
 from hocket.cli.plan_text import ASSUMED_OVERLAP, assumptions, ranks_of, title
 from hocket.cli.planned import placed_run, situation_of
 from hocket.cli.printing import say, say_command
+from hocket.cli.rank_options import island_overrides
 from hocket.cli.table import show_table
 from hocket.config.settings import RunSettings
-from hocket.config.source import OF_STRATEGIES, SLOTS, parse_override
+from hocket.config.source import OF_STRATEGIES, SLOTS, based_on, parse_override
 from hocket.errors import HocketError, UserError
 from hocket.launch.hosts import parse_hosts
 from hocket.plan.advice import CHOICE, ERROR, UNMEASURED, Advice, AdvisedStrategy, is_exact, predict
@@ -28,6 +29,10 @@ from hocket.plan.situation import TrainingSituation
 from hocket.plugin import default_registry
 from hocket.plugin.discovery import KNOWN_WORDS, TASKS
 from hocket.quantities import format_bits_per_second, format_bytes, format_count, format_seconds
+from hocket.results import CONFIG, SUMMARY
+from hocket.results.history import read_summary
+from hocket.results.kept_config import read_config
+from hocket.results.script import is_of_script
 from hocket.training.run import RunConfig, load_run
 
 #: The optimizers with which costs were measured; a recipe that needs another one is compared where it is asked for.
@@ -59,24 +64,27 @@ def recommend_command(
     """Carry out `hocket recommend`.
 
     Args:
-        words: a recipe or a file, and overrides; the others are the options.
+        words: a recipe, or a run's file or folder, and overrides; the others are the options.
         settings: overrides that options give.
 
     Raises:
         UserError: a wrong argument or option.
     """
-    own = [word for word in words if "=" not in word or os.path.isfile(word)]
+    own = [word for word in words if "=" not in word or os.path.exists(word)]
     overrides = [*(word for word in words if word not in own), *chain(*settings.values())]
+    if len(own) == 1 and os.path.isfile(Path(own[0], CONFIG)):
+        own, measured, size = _of_folder(Path(own[0]))
+        overrides, params = [*measured, *overrides], params or (None if model else size)
     of_strategies = (*SLOTS, *OF_STRATEGIES)
     of_own = [each for each in overrides if parse_override(each).keys[0] in of_strategies]
     of_run = [each for each in overrides if each not in of_own]
     if len(own) > 1 or (of_own and not own):
         raise UserError(
-            f"{' and '.join(own or of_own)}: name one recipe or file, before its overrides, or none"
+            f"{' and '.join(own or of_own)}: name one recipe, file or run, before its overrides, or none"
         )
-    advice = _advice(
-        _situation(of_run, hosts, model_asked(params, model)), of_run, [*own, *of_own], everything
-    )
+    target = own[0] if own else "sgd"
+    situation = _situation(target, of_run, hosts, model_asked(params, model))
+    advice = _advice(situation, of_run, [*own, *of_own], everything)
     rows = advice.rows if everything else advice.shown()
     if in_json:
         print(json.dumps(_as_json(advice), indent=1))
@@ -86,22 +94,56 @@ def recommend_command(
         _show_explanation(advice, rows)
 
 
-def _situation(overrides: Sequence[str], hosts: str, given: GivenModel | None) -> TrainingSituation:
-    """Return the situation of a run with these overrides.
+def _of_folder(folder: Path) -> tuple[list[str], list[str], str | None]:
+    """Return a run's file, overrides with what the run measured, and a script's number of parameters."""
+    config, measured = read_config(folder / CONFIG), []
+    try:
+        summary = read_summary(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
+    except ValueError as error:
+        raise UserError(
+            f"{folder / SUMMARY} is damaged ({error}): give --step and --params, and no folder"
+        ) from error
+    # A speed of None or 0 is that of a run in which no step was timed.
+    if (speed := summary.get("steps_per_second")) and not config.get("compute", {}).get("step_s"):
+        measured = [f"compute.step_s={(1 - summary['exposed_wait_fraction']) / speed:.6g}"]
+    if not is_of_script(config):
+        return [str(folder / CONFIG)], measured, None
+    if not summary:
+        raise UserError(f"{folder}: the script's run has not ended: give --params and --step, and no folder")
+    island = config["ranks"] // summary.get("islands", config["ranks"])
+    return [], [*measured, *island_overrides(island)], str(summary["parameters"])
+
+
+def _situation(
+    target: str, overrides: Sequence[str], hosts: str, given: GivenModel | None
+) -> TrainingSituation:
+    """Return the situation of a run with these overrides, and the settings of a file.
 
     Raises:
         UserError: an override or an option is wrong or missing.
     """
-    run, placement = placed_run(load_run("sgd", overrides), None, parse_hosts(hosts))
+    run, placement = placed_run(_run("sgd", target, overrides), None, parse_hosts(hosts))
     if placement.size < 2:
         raise UserError("--hosts: one replica cannot exchange anything: name two or more hosts")
     if len({*placement.hosts}) == 1:
         run = replace(run, network=WITHIN_A_HOST)
-    if given is None and not any(each.startswith("task") for each in overrides):
-        raise UserError("the model is missing: give --params 25M, --model module:function, or task=NAME")
+    if given is None and not _names("task", target, overrides):
+        raise UserError(
+            "the model is missing: give --params 25M, --model module:function, task=NAME, or a run"
+        )
     if not run.compute.step_s:
-        raise UserError("--step: give the computing time of a step, such as 200ms, or a run's folder")
+        raise UserError("--step: give the computing time of a step, such as 200ms, or a run")
     return situation_of(run, check_run(run), placement, given)
+
+
+def _run(recipe: str, target: str, overrides: Sequence[str]) -> RunConfig:
+    """Return the run of a recipe with overrides, and the settings of a file."""
+    return load_run(based_on(target, recipe, default_registry()), overrides)
+
+
+def _names(key: str, target: str, overrides: Sequence[str]) -> bool:
+    """Return whether a run's file or an override gives a setting."""
+    return os.path.isfile(target) or any(each.startswith(key) for each in overrides)
 
 
 def _advice(
@@ -120,6 +162,7 @@ def _advice(
     """
     registry, optimizer = default_registry(), situation.settings.optimizer.class_name
     registry.load_installed()
+    target = own[0] if own else "sgd"
     found: list[AdvisedStrategy] = []
     left: dict[str, str] = {}
     for recipe in registry.recipes():
@@ -128,7 +171,7 @@ def _advice(
             if (needed := about.optimizer.class_name) not in (*_USUAL, optimizer):
                 raise UserError(f"it needs another optimizer: give optimizer={needed}")
             if everything or is_exact(about) or {about.loss_percent, about.accuracy_points} != {None}:
-                run = load_run(recipe.name, [*overrides, *about.measured_with], registry=registry)
+                run = _run(recipe.name, target, [*overrides, *about.measured_with])
                 found.append(_advised([recipe.name, *about.measured_with], run, situation, about))
         except HocketError as error:
             package = re.search(r"plugin '(\w+)' is not installed", str(error))
@@ -142,7 +185,7 @@ def _advice(
     left |= {f"hocket-{word}": NOT_INSTALLED for word in KNOWN_WORDS if word in absent}
     exchanging = (row for row in found if row.strategy.exchanges)
     rows = sorted(exchanging, key=lambda row: row.prediction.step_s)
-    by_accuracy = optimizer == "sgd" and any(each.startswith("optimizer") for each in overrides)
+    by_accuracy = optimizer == "sgd" and _names("optimizer", target, overrides)
     return Advice(situation, rows, by_accuracy, left)
 
 
@@ -166,7 +209,9 @@ def _advised(
     check_run(replace(run, strategy=last.strategy))
     if about is not UNMEASURED and (idle := situation.idle(last.strategy)):
         raise UserError(f"no two ranks take part in {idle}, so a simpler strategy does the same")
-    name = ", ".join([Path(words[0]).name, *(re.sub(r"^[^=]*\.", "", each) for each in words[1:])])
+    file = Path(words[0])
+    own = file.parent.name if file.name == CONFIG else file.name
+    name = ", ".join([own, *(re.sub(r"^[^=]*\.", "", each) for each in words[1:])])
     name += f", from step {last.step} on" * (last.step > 0)
     plan = situation.plan(last.strategy)
     prediction = predict(plan, situation.settings.compute.step_s, situation.held_up_seconds(plan))
