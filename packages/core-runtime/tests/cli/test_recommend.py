@@ -367,7 +367,9 @@ def test_a_run_s_folder_is_a_row(tmp_path: Path) -> None:
     folder.mkdir()
     run = load_run({"parameters": [{"collective": "allreduce", "every": 3}]})
     (folder / "config.yaml").write_text(text_of_config(resolved(run)))
-    assert "mine" in Told(str(folder), *SITUATION).rows
+    told = Told(str(folder), *SITUATION)
+    assert "mine" in told.rows
+    assert told.all["left_out"] == Told(*SITUATION).all["left_out"]
     # It has measured how long a step computes.
     summary = {"steps": 8, "ranks": 2, "seconds": 1.0, "steps_per_second": 8.0, "exposed_wait_fraction": 0.2}
     (folder / "summary.json").write_text(json.dumps(summary))

@@ -204,8 +204,9 @@ def _advised(
         HocketError: it does not work here; says why.
     """
     [*_, last] = (each for each in run.strategy.in_phases if each.step < (run.steps or math.inf))
-    if run.engine != UNMEASURED.engine:
-        raise UserError(f"engine {run.engine.name} is not supported by `hocket recommend`: use `hocket plan`")
+    for engine in (run.engine, about.engine):  # a run's file may give another than its recipe
+        if engine != UNMEASURED.engine:
+            raise UserError(f"engine {engine.name} is not supported by `hocket recommend`: use `hocket plan`")
     check_run(replace(run, strategy=last.strategy))
     if about is not UNMEASURED and (idle := situation.idle(last.strategy)):
         raise UserError(f"no two ranks take part in {idle}, so a simpler strategy does the same")
