@@ -151,7 +151,7 @@ def test_a_missing_plugin_keeps_its_type_and_gets_a_place() -> None:
         ("network.bandwith=1", "network.bandwith: unknown key. Did you mean 'bandwidth_bits_per_s'? Allowed: latency_s, bandwidth_bits_per_s, poll_s"),
         ("delays={name:fixed}", "line 1, column 2: not valid YAML: 'name:fixed' needs a space after its colon: write name: fixed"),
         ("strategy=agd", "strategy: got 'agd'; allowed: a mapping of samples, gradients, parameters. To use a recipe, name it first, as in `hocket run agd`"),
-        ("recipe=agd", "has no effect after recipe sgd: write agd instead of sgd"),
+        ("recipe=agd", "no effect after recipe sgd: write agd instead of sgd"),
         ("phases.x=1", "phases.x: 'x' is not a number of steps; allowed: whole numbers from 0"),
         ("phases={5: {gradients.0.every: often}}", "phases.5: gradients.0.every: got 'often'; allowed: an integer"),
     ],

@@ -26,7 +26,7 @@ def _failing(progress: ProgressEngine, peer: Peer) -> Execution:
     return Execution(Schedule(operations, ("divide",), trigger="go"), peer, progress, "gradients.0[3]")
 
 
-_FAILURE = r"rank 0: gradients.0\[3\], round 1, operation 'divide': ZeroDivisionError: as planned"
+_FAILURE = r"rank 0: gradients.0\[3\] failed in round 1 at operation 'divide': ZeroDivisionError: as planned"
 
 
 @pytest.mark.parametrize("engine", ENGINES)

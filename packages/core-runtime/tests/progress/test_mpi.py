@@ -64,7 +64,10 @@ def test_idle_threads_cost_nothing(size: int) -> None:
 def test_a_failure_ends_the_job() -> None:
     status, output = _run(2, [["fail_on_rank_1"]])
     assert status != 0
-    assert "rank 1: gradients.0[3], round 2, operation 'divide': ZeroDivisionError: as planned" in output
+    assert (
+        "rank 1: gradients.0[3] failed in round 2 at operation 'divide': ZeroDivisionError: as planned"
+        in output
+    )
 
 
 def test_a_process_ends_its_thread() -> None:

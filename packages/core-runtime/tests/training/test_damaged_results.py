@@ -111,7 +111,11 @@ def test_a_configuration_that_ends_early_is_refused_wherever_it_was_cut(hocket: 
             ended = hocket(*command)
             assert (ended.status, ended.err.count("\n"), ended.out) == (2, 1, "")
             assert ended.err.startswith(
-                ("hocket: RUN/config.yaml cannot be read: ", "hocket: RUN/config.yaml: ")
+                (
+                    "hocket: RUN/config.yaml cannot be read: ",
+                    "hocket: RUN/config.yaml: ",
+                    "hocket: RUN/config.yaml ends early",
+                )
             )
         assert contents(run) == before
 

@@ -83,6 +83,7 @@ def recommend_command(
             f"{' and '.join(own or of_own)}: name one recipe, file or run, before its overrides, or none"
         )
     target = own[0] if own else "sgd"
+    load_run(target, overrides)  # what is wrong with it comes first
     situation = _situation(target, of_run, hosts, model_asked(params, model))
     advice = _advice(situation, of_run, [*own, *of_own], everything)
     rows = advice.rows if everything else advice.shown()

@@ -140,7 +140,7 @@ def load_document(target: Target, overrides: Sequence[str], registry: Registry) 
     of_recipe = next((o for o in reversed(parsed) if o.keys == ("recipe",)), None)
     if of_recipe is not None and isinstance(target, str) and not _is_file(target):
         raise ConfigError(
-            f"{of_recipe.origin.label} has no effect after recipe {target}: write {of_recipe.value} instead of "
+            f"{of_recipe.origin.label}: no effect after recipe {target}: write {of_recipe.value} instead of "
             f"{target}, or `recipe: {of_recipe.value}` in a file"
         )
     named = of_recipe and of_recipe.value
