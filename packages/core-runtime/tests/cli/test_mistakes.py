@@ -113,7 +113,7 @@ def test_a_mistake_is_found_without_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["recipe=crossover"], "has no effect after recipe sgd: write crossover instead of sgd"),
+        (["recipe=crossover"], "no effect after recipe sgd: write crossover instead of sgd"),
         (["strategy=agd"], "To use a recipe, name it first, as in `hocket run agd`, or write recipe: agd in a file"),
         (["strategy=sgd,agd"], "only a sweep takes strategy=. To run each of several values: "
          "`hocket sweep sgd strategy=sgd,agd`"),
