@@ -235,8 +235,8 @@ def plan(
 def recommend(**options: Any) -> None:
     """Name the strategies to try first.
 
-    The answer is for a model, its hosts and their network. A strategy of your own (a file, or a recipe with other
-    settings) becomes one of the rows.
+    The answer is for a model, its hosts and their network. A strategy of your own (a file, a run, or a recipe with
+    other settings) becomes one of the rows.
 
     \b
     hocket recommend --params 25M --hosts 8x1 --bandwidth 1gbit --step 100ms

@@ -44,7 +44,7 @@ _ASSUMED = (
     "compare`.",
 )
 #: The reason by which a package is left out.
-NOT_INSTALLED = "not installed"
+_NOT_INSTALLED = "not installed"
 #: Columns within which the answer takes 15 lines, and those of a strategy's name.
 _NARROW, _NAME = 80, 30
 _HEADERS = ("", "strategy", "step", "faster", "against sgd", "sent/step")
@@ -70,22 +70,8 @@ def recommend_command(
     Raises:
         UserError: a wrong argument or option.
     """
-    own = [word for word in words if "=" not in word or os.path.exists(word)]
-    overrides = [*(word for word in words if word not in own), *chain(*settings.values())]
-    if len(own) == 1 and os.path.isfile(Path(own[0], CONFIG)):
-        own, measured, size = _of_folder(Path(own[0]))
-        overrides, params = [*measured, *overrides], params or (None if model else size)
-    of_strategies = (*SLOTS, *OF_STRATEGIES)
-    of_own = [each for each in overrides if parse_override(each).keys[0] in of_strategies]
-    of_run = [each for each in overrides if each not in of_own]
-    if len(own) > 1 or (of_own and not own):
-        raise UserError(
-            f"{' and '.join(own or of_own)}: name one recipe, file or run, before its overrides, or none"
-        )
-    target = own[0] if own else "sgd"
-    load_run(target, overrides)  # what is wrong with it comes first
-    situation = _situation(target, of_run, hosts, model_asked(params, model))
-    advice = _advice(situation, of_run, [*own, *of_own], everything)
+    own, of_run, size = _words(words, [*chain(*settings.values())])
+    advice = _advice(own, of_run, hosts, model_asked(params or (None if model else size), model), everything)
     rows = advice.rows if everything else advice.shown()
     if in_json:
         print(json.dumps(_as_json(advice), indent=1))
@@ -93,6 +79,29 @@ def recommend_command(
     _show_advice(advice, rows)
     if explain:
         _show_explanation(advice, rows)
+
+
+def _words(words: Sequence[str], settings: Sequence[str]) -> tuple[list[str], list[str], str | None]:
+    """Return the user's own strategy, the run's overrides, and the number of parameters of a script's run.
+
+    The strategy is a recipe or a file, and its overrides; it is empty if none is named.
+
+    Raises:
+        UserError: several are named, or overrides of none.
+    """
+    own = [word for word in words if "=" not in word or os.path.exists(word)]
+    overrides, size = [*(word for word in words if word not in own), *settings], None
+    if len(own) == 1 and os.path.isfile(Path(own[0], CONFIG)):
+        own, measured, size = _of_folder(Path(own[0]))
+        overrides = [*measured, *overrides]
+    of_strategies = (*SLOTS, *OF_STRATEGIES)
+    of_own = [each for each in overrides if parse_override(each).keys[0] in of_strategies]
+    of_run = [each for each in overrides if each not in of_own]
+    if len(own) > 1 or (of_own and not own):
+        raise UserError(
+            f"{' and '.join(own or of_own)}: name one recipe, file or run, before its overrides, or none"
+        )
+    return [*own, *of_own], of_run, size
 
 
 def _of_folder(folder: Path) -> tuple[list[str], list[str], str | None]:
@@ -148,22 +157,39 @@ def _names(key: str, target: str, overrides: Sequence[str]) -> bool:
 
 
 def _advice(
-    situation: TrainingSituation, overrides: Sequence[str], own: Sequence[str], everything: bool
+    own: Sequence[str], overrides: Sequence[str], hosts: str, given: GivenModel | None, everything: bool
 ) -> Advice:
     """Compare the strategies.
 
     Args:
-        situation: the situation of all.
-        overrides: those of the situation's run.
         own: the user's recipe or file, and its overrides; empty for none.
+        overrides: those of the run.
+        hosts, given: as of `_situation`.
         everything: compare recipes of unmeasured cost, too.
 
     Raises:
-        HocketError: the user's own strategy does not work here.
+        HocketError: an override or an option is wrong, or the user's own strategy does not work here.
     """
+    target = own[0] if own else "sgd"
+    named = load_run(target, [*overrides, *own[1:]])  # what is wrong with it comes first
+    situation = _situation(target, overrides, hosts, given)
+    found, left = _recipes(target, overrides, situation, everything)
+    if own:
+        row = _advised(own, named, situation, UNMEASURED)
+        same = [each for each in found if each.strategy == row.strategy] or [row]
+        found = [each for each in found if each not in same] + [replace(each, is_own=True) for each in same]
+    exchanging = (row for row in found if row.strategy.exchanges)
+    rows = sorted(exchanging, key=lambda row: row.prediction.step_s)
+    is_sgd = situation.settings.optimizer.class_name == "sgd"
+    return Advice(situation, rows, is_sgd and _names("optimizer", target, overrides), left)
+
+
+def _recipes(
+    target: str, overrides: Sequence[str], situation: TrainingSituation, everything: bool
+) -> tuple[list[AdvisedStrategy], dict[str, str]]:
+    """Return the recipes that work here, and reasons by the names of the others, and of packages."""
     registry, optimizer = default_registry(), situation.settings.optimizer.class_name
     registry.load_installed()
-    target = own[0] if own else "sgd"
     found: list[AdvisedStrategy] = []
     left: dict[str, str] = {}
     for recipe in registry.recipes():
@@ -177,17 +203,8 @@ def _advice(
         except HocketError as error:
             package = re.search(r"plugin '(\w+)' is not installed", str(error))
             left[recipe.name] = f"needs hocket-{package[1]}" if package else str(error)
-    if own:
-        run = load_run(own[0], [*overrides, *own[1:]], registry=registry)
-        row = _advised(own, run, situation, UNMEASURED)
-        same = [each for each in found if each.strategy == row.strategy] or [row]
-        found = [each for each in found if each not in same] + [replace(each, is_own=True) for each in same]
     absent = {*KNOWN_WORDS} - {TASKS, *registry.installed()}
-    left |= {f"hocket-{word}": NOT_INSTALLED for word in KNOWN_WORDS if word in absent}
-    exchanging = (row for row in found if row.strategy.exchanges)
-    rows = sorted(exchanging, key=lambda row: row.prediction.step_s)
-    by_accuracy = optimizer == "sgd" and _names("optimizer", target, overrides)
-    return Advice(situation, rows, by_accuracy, left)
+    return found, left | {f"hocket-{word}": _NOT_INSTALLED for word in KNOWN_WORDS if word in absent}
 
 
 def _advised(
@@ -245,7 +262,7 @@ def _show_advice(advice: Advice, rows: Sequence[AdvisedStrategy]) -> None:
         strategies = f"strategy=agd,{best.spelled}"
         say_command("Try first: ", f"hocket sweep --script train.py -n {advice.situation.ranks}", strategies)
         print("Costs were measured from scratch; synchronous_steps=N lowers DiLoCo's.")
-    absent = [*advice.left_out.values()].count(NOT_INSTALLED)
+    absent = [*advice.left_out.values()].count(_NOT_INSTALLED)
     missing = f"; not installed: {absent} packages (hocket plugins)" if absent else ""
     error = f"Predicted within {ERROR} x, compressing left out{_level(advice, best)}."
     say([error, f"More: --explain, --all, --json{missing}"], bullet="")

@@ -203,7 +203,6 @@ class CollectiveTraits:
         catches_up: whether a late rank receives the sum of all rounds that it has missed, so that ranks that have done
             the same rounds have received the same.
         on_devices: whether its channels also exchange buffers in device memory, over device lanes.
-        reads_shared: whether ranks that share memory read each other's segments there, and need no buffers for them.
     """
 
     ends: Ends
@@ -218,7 +217,6 @@ class CollectiveTraits:
     divides_by_weight: bool = True
     catches_up: bool = False
     on_devices: bool = False
-    reads_shared: bool = False
 
     @property
     def equal_result(self) -> bool:
@@ -321,6 +319,10 @@ class Collective(Configured, ABC):
             choices: the exchange's others.
             shared: whether the ranks' segments lie in memory that all of them share (`Memory.works_in_place`).
         """
+        return False
+
+    def reads_shared(self, compressor: Compressor | None) -> bool:
+        """Return whether ranks that share memory read each other's segments there, and need no buffers for them."""
         return False
 
     def check_size(self, size: int) -> None:

@@ -78,7 +78,6 @@ class Gossip(Collective):
             pushes_weight=self.push_sum,
             threadable=True,
             on_devices=True,
-            reads_shared=True,
         )
 
     def open(
@@ -87,6 +86,9 @@ class Gossip(Collective):
         assert choices.topology is not None  # the rules of composition see to it
         packing = packing_for(choices.compressor, segments)
         return GossipChannel(peer, segments, choices.topology, packing, keeps_own=choices.keeps_own)
+
+    def reads_shared(self, compressor: Compressor | None) -> bool:
+        return compressor is None
 
     def in_place(self, choices: Choices, shared: bool) -> bool:
         # Values are combined when all are sent; only the sum of compressed messages begins from nothing.

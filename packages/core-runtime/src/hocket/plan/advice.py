@@ -144,13 +144,14 @@ class Advice:
 
     def _worth_s(self, row: AdvisedStrategy) -> float:
         """Return the seconds of a step, doubled for what half the steps would cost; infinite if nothing is gained."""
+        if is_exact(row.about):
+            return row.prediction.step_s
         lost, half, alone = row.about.loss_percent, LOSS_OF_HALF, LOSS_ALONE
         if self.by_accuracy:
             lost, half, alone = row.about.accuracy_points, -POINTS_OF_HALF, -POINTS_ALONE
-        halvings = (
-            0.0 if is_exact(row.about) else math.inf if lost is None or lost / alone > 1 else lost / half
-        )
-        return row.prediction.step_s * math.pow(2.0, halvings)
+        if lost is None or lost / alone > 1:
+            return math.inf
+        return row.prediction.step_s * math.pow(2.0, lost / half)
 
     def least_bandwidth(self, row: AdvisedStrategy) -> float | None:
         """Return the least of `BANDWIDTHS` from which plain allreduce is as fast as a row; None if it never is."""

@@ -226,11 +226,9 @@ def _cost(
     message_bytes = collective.message_bytes(compressor, layout, size, network)
     cost = collective.cost(message_bytes, size, topology, network)
     footprint = footprint_of(compressor, layout)
-    # Ranks that share memory read each other's segments there.
-    read_in_place = shared and compressor is None and collective.traits.reads_shared
-    received = (
-        0.0 if read_in_place else collective.cost(footprint.longest_bytes, size, topology, network).memory
-    )
+    received = 0.0
+    if not (shared and collective.reads_shared(compressor)):
+        received = collective.cost(footprint.longest_bytes, size, topology, network).memory
     return Cost(
         cost.bytes / period,
         cost.seconds / period,
