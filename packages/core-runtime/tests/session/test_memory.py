@@ -31,6 +31,7 @@ EXCHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.alone  # each process that ends leaves its part of torch's pages to the others
 @pytest.mark.usefixtures("afresh")  # the allocator reads its settings once
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the system does not tell")
 def test_memory_is_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
