@@ -251,16 +251,19 @@ def test_a_sweep_between_islands(tmp_path: Path) -> None:
         ),
         (
             ["agd", "task=islands.task:Even", "island.tensor=3", "-n", "6"],
-            "island.tensor is 3, and task islands.task:Even: 4 heads do not divide evenly",
+            "task islands.task:Even cannot use island.tensor=3: 4 heads do not divide evenly",
         ),
-        (["agd", "island.tensor=2", "-n", "4"], "task digits: there is no plan of tensor parallelism"),
+        (
+            ["agd", "island.tensor=2", "-n", "4"],
+            "task digits cannot use island.tensor=2: there is no plan of tensor parallelism",
+        ),
         (
             ["agd", "task=islands.task:Uneven", "island.tensor=2", "-n", "4"],
             r"parameter head.weight of shape .13, 12. does not divide evenly along its dimension 0",
         ),
         (
             ["agd", "task=islands.task:Misnamed", "island.tensor=2", "-n", "4"],
-            "tensor_plan names 'layers.*.attention', and the model has no such module",
+            "tensor_plan names 'layers.*.attention', but the model has no such module",
         ),
         (
             ["agd", "task=islands.task:Even", "island.tensor=2", "optimizer.foreach=true", "-n", "4"],

@@ -62,7 +62,7 @@ def refused(message: str, model: nn.Module, *strategy: str, optimizer: Any = Non
 
 def refused_strategies(mesh: Any) -> None:
     model = shard(make(CASE, 0), mesh, "nested")
-    refused("overlap: forward merges parameters after FSDP", model, "dpsgd", "parameters.0.overlap=forward")
+    refused("`overlap: forward` merges parameters after FSDP", model, "dpsgd", "parameters.0.overlap=forward")
     refused("collective eager.* whatever is ready", model, "eager.majority")
     refused("collective adpsgd.* whatever is ready", model, "adpsgd")
     refused("^samples: .*the ranks of an island", model, "gossipgrad")

@@ -112,11 +112,11 @@ def test_a_partner_that_does_not_come_is_named() -> None:
     [
         (
             {"delay": "0", "merge": "{name: blend, local: 0.5}"},
-            "merge: blend would lose a part of each change: use merge: add",
+            "`merge: blend` would lose a part of each change: use `merge: add`",
         ),
-        ({"topology": "null"}, "needs a topology, for instance topology: complete"),
+        ({"topology": "null"}, "needs a topology, for instance `topology: complete`"),
         ({"compressor": "fp16"}, "sends uncompressed values: use none"),
-        ({"outer": "{name: sgd, lr: 1.0}"}, "use collective: allreduce"),
+        ({"outer": "{name: sgd, lr: 1.0}"}, "use `collective: allreduce`"),
         ({"progress": "thread"}, "has its own schedule"),
         ({"buffers": "mean"}, "buffers: own"),
         ({"collective.seed": -1}, "seed is -1"),

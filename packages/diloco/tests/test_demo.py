@@ -204,7 +204,7 @@ def test_all_coefficients_are_all_values() -> None:
         (lambda: Dct(Answering()), "use it without dct"),
         (
             lambda: Dct(ErrorFeedback(ChunkTopK(tile=32))),
-            "tile is 64, but that of the compressor inside is 32",
+            "tile is 64, but the compressor inside has tile 32",
         ),
         (lambda: ChunkTopK(tile=65), "tile must be 0 to 64"),
     ],

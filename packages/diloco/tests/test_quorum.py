@@ -126,7 +126,7 @@ def test_a_resumed_run_goes_on_with_what_came_too_late(delay: int, tmp_path: Pat
     ("given", "advice"),
     [
         (quorum(outer={"name": "sgd", "lr": 0.7, "momentum": 0.9}), "momentum: 0"),
-        (quorum(collective="eager.partial_allreduce"), "use collective: allreduce"),
+        (quorum(collective="eager.partial_allreduce"), "use `collective: allreduce`"),
         ({"collective": "eager.partial_allreduce", "every": 4}, "give an outer"),
         (quorum(compressor="fp16"), "sends uncompressed values"),
     ],

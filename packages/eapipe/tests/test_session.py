@@ -312,7 +312,7 @@ def test_errors_say_where() -> None:
     [
         ({"stages": 0}, "stages must be 1 or more, not 0"),
         ({"alpha": 1.0}, "alpha must be more than 0 and less than 1"),
-        ({"micro_batches": 2}, "micro_batches: 2 works only with policy flush"),
+        ({"micro_batches": 2}, "micro_batches is 2, but only policy flush"),
         ({"policy": "elastc"}, "policy must be one of naive, stashing"),
     ],
 )

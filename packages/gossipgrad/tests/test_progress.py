@@ -160,7 +160,7 @@ def test_the_progress_thread_s_errors_reach_training(recipe: str) -> None:
 
 
 def test_a_collective_with_progress_of_its_own_is_refused() -> None:
-    with pytest.raises(CompositionError, match="allreduce, which runs in the training thread"):
+    with pytest.raises(CompositionError, match="allreduce cannot use `progress: thread`"):
         hocket.compose("agd", "gradients.0.progress=thread")
 
 

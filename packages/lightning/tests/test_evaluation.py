@@ -131,7 +131,7 @@ def test_evaluation_without_training_takes_rank_0_s_model(what: str) -> None:
 def test_what_cannot_be_reduced_is_refused() -> None:
     def rank() -> None:
         strategy = trainer("sgd").strategy
-        with pytest.raises(UserError, match="reduce_op is product; HocketStrategy knows mean, sum, min, max"):
+        with pytest.raises(UserError, match="reduce_op is product; allowed: mean, sum, min, max"):
             strategy.reduce(torch.ones(1), reduce_op="product")
         with pytest.raises(UserError, match="leave the group out"):
             strategy.all_gather(torch.ones(1), group="some")
@@ -145,7 +145,7 @@ def test_what_cannot_be_reduced_is_refused() -> None:
 
 
 def test_a_misspelt_strategy_is_named() -> None:
-    refused = "overrides of the strategy are texts"
+    refused = "overrides of the strategy are text"
     with pytest.raises(UserError, match=rf"^HocketStrategy\(every=...\): {refused}"):
         TrainerStrategy("agd", every=8)
     with pytest.raises(UserError, match=refused):

@@ -179,7 +179,7 @@ def test_what_cannot_be_read_again_removes_nothing(tmp_path: Path) -> None:
     _, session = attached()
     given = Longwinded()
     session.save(tmp_path, keep=1, given=given)
-    with pytest.raises(CheckpointError, match=r"^more/given/text has most of 1\d{8} bytes of text"):
+    with pytest.raises(CheckpointError, match=r"^more/given/text makes up most of 1\d{8} bytes of text"):
         session.save(tmp_path, keep=1, given=given)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000000"]
     session.load(tmp_path, given=given)

@@ -102,7 +102,7 @@ def test_other_hosts_without_ssh_get_a_line_each(
     told = refused(*launch, monkeypatch=monkeypatch, capfd=capfd)
     meeting = "--master-addr a --master-port 29500"
     assert told.splitlines() == [
-        "hocket: there is no ssh to these hosts, or a host has no name: start this",
+        "hocket: without ssh or hosts' names, or in a Slurm job, start this yourself:",
         f"on a: torchrun --nnodes 2 --node-rank 0 --nproc-per-node 4 {meeting} a.py --name 'x y'",
         f"on b: torchrun --nnodes 2 --node-rank 1 --nproc-per-node 2 {meeting} a.py --name 'x y'",
     ]

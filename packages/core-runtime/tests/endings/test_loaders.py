@@ -88,9 +88,7 @@ def test_all_that_read_for_long_say_so_once(start: Start, tmp_path: Path, transp
     ended = start([*LAUNCH, "--transport", transport, "script.py"], cwd=tmp_path).end()
     assert ended.status == 0, ended.errors
     lines = [line for line in ended.errors.splitlines() if "been reading" in line]
-    expected = (
-        r"hocket: ranks 0, 1 have been reading their data loaders for \d s, step 1: training goes on when .*"
-    )
+    expected = r"hocket: ranks 0, 1 have been reading their data loaders for \d s, step 1: training goes on with the .*"
     assert len(lines) == 1, ended.errors
     assert re.fullmatch(expected, lines[0])
 

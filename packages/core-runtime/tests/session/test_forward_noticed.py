@@ -141,5 +141,5 @@ def test_learning_rates_that_differ_by_rank_are_told_once(
         assert not caplog.records
         on_ranks(2, lambda rank: run(rank, differs=True))
     [told] = [record.getMessage() for record in caplog.records]
-    assert told.startswith("the ranks' optimizers step differently at step 2")
+    assert told.startswith("the ranks' optimizers differ at step 2")
     assert "lr" in told

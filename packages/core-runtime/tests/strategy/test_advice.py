@@ -119,7 +119,7 @@ def test_outer_steps_that_add_up_from_the_first_step_on(
     assert bool(list(overshooting(hocket.compose(config)))) is overshoots
     model = torch.nn.Linear(2, 2)
     with hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), config, peer=None):
-        warned = [record.message for record in caplog.records if "early distances" in record.message]
+        warned = [record.message for record in caplog.records if "this overshoots" in record.message]
     every = config["parameters"][0]["every"]
     assert [text.partition(" with momentum")[0] for text in warned] == (
         [f"parameters.0 steps outer parameters every {every} steps"] if overshoots else []

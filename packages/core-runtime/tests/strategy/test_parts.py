@@ -111,7 +111,7 @@ def test_sharded_leaders_need_groups_of_one_size() -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"size": 2, "count": 2}, {"size": 0}, {"count": -1}])
 def test_groups_are_given_by_one_thing(fields: Any) -> None:
-    with pytest.raises(ValueError, match=r"give exactly one of them|must be 1 or more"):
+    with pytest.raises(ValueError, match=r"give exactly one of size, count and by|must be 1 or more"):
         Group(**fields)
 
 

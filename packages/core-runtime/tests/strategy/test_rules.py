@@ -84,34 +84,34 @@ def exchange(**fields: Any) -> dict[str, Any]:
     ("slot", "fields", "key", "reasons"),
     [
         ("gradients", {"collective": "broadcast"}, "collective", ["replace the other ranks' gradients", "allreduce"]),
-        ("parameters", {"every": "log2_ranks", "over": {"name": "group", "size": 2}}, "every", ["log2_ranks over group (size: 2)", "over: world"]),
-        ("parameters", {"progress": "thread"}, "progress", ["does not work with allreduce", "use progress: inline"]),
+        ("parameters", {"every": "log2_ranks", "over": {"name": "group", "size": 2}}, "every", ["log2_ranks over group (size: 2)", "`over: world`"]),
+        ("parameters", {"progress": "thread"}, "progress", ["allreduce cannot use `progress: thread`", "use `progress: inline`"]),
         ("gradients", {"collective": "reduce"}, "collective", ["only the root would have the mean", "allreduce"]),
         ("parameters", {"collective": "reduce"}, "collective", ["only the root would have the mean", "broadcast"]),
         ("parameters", {"collective": "sparse_allreduce"}, "collective", ["averages only sent values", "use it in gradients, or give an outer"]),
         ("gradients", {"over": {"name": "leaders", "size": 2}}, "over", ["ranks that are not leaders", "group or world"]),
         ("parameters", {"over": {"name": "leaders", "size": 2}}, "over", ["only leaders would get the result", "{collective: broadcast, over: {name: group, size: 2}, segments: {name: bytes, size_mb: 8.0, first_mb: 1.0}, every: 1}"]),
-        ("parameters", {"collective": "gossip", "topology": "irregular_directed"}, "topology", ["do not add up to 1", "push_sum: true"]),
+        ("parameters", {"collective": "gossip", "topology": "irregular_directed"}, "topology", ["do not add up to 1", "`push_sum: true`"]),
         ("gradients", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed"}, "topology", ["not for gradients"]),
         ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed", "compressor": "bf16"}, "compressor", ["push-sum sends whole segments"]),
         ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "topk"}, "compressor", ["sends different elements", "shared_random"]),
         ("parameters", {"collective": "gossip", "topology": "ring", "compressor": {"name": "error_feedback", "compressor": "bf16"}}, "compressor", ["keeps the values that it does not send", "gradients"]),
         ("parameters", {"compressor": "scattered"}, "compressor", ["if ranks send different ones", "use shared_random"]),
-        ("parameters", {"every": 4, "delay": 2, "merge": BLEND, "compressor": "shared_random"}, "merge", ["2 steps ago", "use merge: add, or delay 0"]),
+        ("parameters", {"every": 4, "delay": 2, "merge": BLEND, "compressor": "shared_random"}, "merge", ["2 steps ago", "use `merge: add`, or `delay: 0`"]),
         ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "clipped"}, "compressor", ["Clipped needs all gradients", "use it in gradients"]),
         ("gradients", {"overlap": "forward"}, "overlap", ["gradients cannot be overlapped with forward", "use none or backward"]),
         ("gradients", {"delay": 1}, "delay", ["delay works only for exchanges of parameters"]),
         ("gradients", {"outer": {"name": "sgd", "lr": 1.0}}, "outer", ["outer works only for exchanges of parameters"]),
         ("gradients", {"stagger": True}, "stagger", ["stagger works only for exchanges of parameters"]),
-        ("parameters", {"outer": SGD, "collective": "broadcast"}, "outer", ["broadcast does not give all ranks the same mean", "use collective: allreduce"]),
+        ("parameters", {"outer": SGD, "collective": "broadcast"}, "outer", ["broadcast does not give all ranks the same mean", "use `collective: allreduce`"]),
         ("parameters", {"outer": SGD, "collective": "gossip", "topology": "ring"}, "outer", ["gossip does not give all ranks the same mean"]),
         ("parameters", {"outer": SGD, "collective": {"name": "gossip", "push_sum": True}, "topology": "exponential"}, "outer", ["would drift apart"]),
         ("parameters", {"outer": SGD, "compressor": "shared_random"}, "compressor", ["lose the rest", "error_feedback"]),
         ("parameters", {"outer": SGD, "collective": "sparse_allreduce", "compressor": "topk"}, "compressor", ["topk", "lose the rest", "error_feedback"]),
         ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "levels"}, "compressor", ["is too coarse for parameters", "outer"]),
         ("parameters", {"delay": 1, "overlap": "forward"}, "overlap", ["delay 1 already overlaps the exchange", "use none"]),
-        ("parameters", {"delay": 3, "every": 2}, "delay", ["3 steps are longer", "use 2 or less"]),
-        ("parameters", {"delay": 2, "every": 2, "merge": BLEND}, "merge", ["would overwrite all steps", "shorter delay, or merge: add"]),
+        ("parameters", {"delay": 3, "every": 2}, "delay", ["delay 3 is longer", "use 2 or less"]),
+        ("parameters", {"delay": 2, "every": 2, "merge": BLEND}, "merge", ["would overwrite all steps", "shorter delay, or `merge: add`"]),
         ("parameters", {"every": 4, "offset": -4}, "offset", ["-4 is outside the period of 4 steps"]),
         ("parameters", {"every": "log2_ranks", "offset": 1}, "offset", ["1 is outside the period of log2_ranks"]),
         ("parameters", {"every": 3, "stagger": True, "segments": {"name": "fragments", "count": 4}}, "stagger", ["4 fragments need 4 steps"]),
@@ -186,7 +186,7 @@ def test_what_the_refusals_recommend_composes(registry: Registry, slot: str, fie
         (
             {"segments": "layers"},
             "segments",
-            "one after the other: use bytes (size_mb: 8.0, first_mb: 1.0), as gradients.0 does",
+            "must have the same segments: use bytes (size_mb: 8.0, first_mb: 1.0), as gradients.0 does",
         ),
         ({"overlap": "backward"}, "overlap", "leave overlap out, and set it in gradients.0"),
         (
@@ -264,14 +264,14 @@ def test_only_the_last_exchange_may_be_delayed() -> None:
 
 
 def test_what_once_was_an_overlap_is_answered_with_what_to_write() -> None:
-    with pytest.raises(ConfigError, match=r"overlap: got 'delayed': write delay: 1, merge: add"):
+    with pytest.raises(ConfigError, match=r"overlap: got 'delayed': write `delay: 1, merge: add`"):
         compose({"parameters": [exchange(overlap="delayed")]})
 
 
 def test_a_period_that_is_too_short_for_a_delay_among_some_ranks_is_refused_there() -> None:
     strategy = compose({"parameters": [exchange(every="log2_ranks", delay=2)]})
     strategy.check_size(Placement.on_one_host(4))
-    with pytest.raises(CompositionError, match="delay: 2 steps are longer than the period of 1"):
+    with pytest.raises(CompositionError, match="delay 2 is longer than the period of 1"):
         strategy.check_size(Placement.on_one_host(2))
 
 

@@ -256,6 +256,6 @@ def test_a_configuration_that_nothing_remembers_is_resumed_with_a_word(
     assert hocket(*RESUME).status == 0
     assert hocket("resume", "RUN", "steps=10", "-q").status == 0
     assert caplog.messages == [
-        "RUN/config.yaml may have been changed by hand, because .hocket.json does not know its content. The run "
-        "continues with it"
+        "RUN/config.yaml may have been changed by hand, because .hocket.json has no record of its content. The "
+        "run continues with it"
     ]

@@ -56,7 +56,7 @@ def test_auto_takes_a_gpu_that_the_run_can_use(
 
 @pytest.mark.usefixtures("gpu")
 def test_virtual_ranks_exchange_no_gradients_on_a_gpu() -> None:
-    with pytest.raises(UserError, match=r"device: cuda: virtual ranks .* Use device=cpu"):
+    with pytest.raises(UserError, match=r"device=cuda is not possible: virtual ranks .* Use device=cpu"):
         choose("sgd", "device=cuda", "transport=virtual")
 
 

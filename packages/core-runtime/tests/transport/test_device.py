@@ -170,7 +170,7 @@ def test_what_is_not_carried_is_refused() -> None:
             assert "parameters.0: lanes='gloo' needs uncompressed values" in compressed
             assert "compressor bf16 packs messages in host memory" in compressed
             assert "allreduce packs its own messages" in ring
-            assert "progress: thread may begin" in threaded
+            assert "`progress: thread` may begin" in threaded
             assert (
                 "lanes='nccl' needs all parameters on one cuda device, but this model has them on cpu"
                 in elsewhere

@@ -64,7 +64,7 @@ def test_ranks_that_meet_in_different_places_say_who_is_where(trio: Job) -> None
     for rank, message in enumerate(trio.run(leave_early, ())):
         assert message.startswith(
             f"rank {rank}: the ranks are in different places: ranks 0, 2 at opening gradients.0[3]; "
-            "rank 1 at closing the peer: did one leave its loop early"
+            "rank 1 at closing the peer: did a rank leave its loop early"
         )
 
 

@@ -38,7 +38,7 @@ class TestTorch(ConformanceInJobs):
         for rank, message in enumerate(self.run(3, leave_early)):
             assert message.startswith(
                 f"rank {rank}: the ranks are in different places: ranks 0, 2 at opening gradients.0[3]; "
-                "rank 1 at closing the peer: did one leave its loop early"
+                "rank 1 at closing the peer: did a rank leave its loop early"
             )
 
     def test_what_was_dropped_is_let_go_once_it_is_over(self) -> None:

@@ -252,7 +252,7 @@ def test_ranks_listen_on_the_ports_that_a_firewall_lets_pass(port: int, threads:
     listening = {ListeningAddress(*json.loads(store.get(f"1/{rank}"))).port for rank in range(2)}
     assert listening == set(ports)
     with pytest.raises(
-        UserError, match=f"none of the ports {ports[0]} to {ports[-1]} of HOCKET_PORTS is free: each "
+        UserError, match=rf"no port of HOCKET_PORTS \({ports[0]} to {ports[-1]}\) is free: name more"
     ):
         connect(places[2])
     close_all(connect(place_of(2, 3, port)), *(joined.result(10) for joined in joining))

@@ -51,12 +51,11 @@ class Dct(Wrapper):
         if self.tile < 1:
             raise ValueError(f"tile must be 1 or more, not {self.tile}")
         if self.compressor.traits.answers:
-            raise ValueError("the compressor finds directions of values itself: use it without dct")
+            raise ValueError("the compressor already transforms the values itself: use it without dct")
         chosen_of = getattr(_innermost(self.compressor), "tile", 0)
         if chosen_of not in (0, self.tile):
             raise ValueError(
-                f"tile is {self.tile}, but that of the compressor inside is {chosen_of}: give both "
-                "the same, as a chunk is a tile"
+                f"tile is {self.tile}, but the compressor inside has tile {chosen_of}: give both the same"
             )
 
     @property

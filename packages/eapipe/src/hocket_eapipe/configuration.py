@@ -83,16 +83,16 @@ class PipelineConfig(Engine):
             raise ValueError(f"alpha must be more than 0 and less than 1, not {self.alpha}")
         if self.micro_batches > 1 and self.policy is not Policy.FLUSH:
             raise ValueError(
-                f"micro_batches: {self.micro_batches} works only with policy flush; other policies fill the pipeline "
-                "with whole batches"
+                f"micro_batches is {self.micro_batches}, but only policy flush divides batches: leave it out, or "
+                "use policy flush"
             )
         if self.clip_grad_norm is not None:
             if not self.clip_grad_norm > 0:
                 raise ValueError(f"clip_grad_norm must be more than 0, not {self.clip_grad_norm}")
             if self.policy is not Policy.FLUSH:
                 raise ValueError(
-                    f"clip_grad_norm: {self.clip_grad_norm} works only with policy flush: with others, stages step "
-                    "before the whole model's gradient is known"
+                    "clip_grad_norm works only with policy flush, as with others stages step before the whole model's "
+                    "gradient is known: leave it out, or use policy flush"
                 )
         draws.check_seed(self.seed)
 

@@ -107,8 +107,8 @@ class PipelineSession(EngineSession):
             raise CompositionError(f"engine.{error}") from error
         if given.strategy.samples is not None and mesh.processes > 1:
             raise CompositionError(
-                "the strategy exchanges samples, but ranks of one pipeline must read the same samples: use samples: "
-                "null, or pipelines of one rank"
+                "the strategy exchanges samples, but ranks of one pipeline must read the same samples: use `samples: "
+                "null`, or pipelines of one rank"
             )
         return mesh
 

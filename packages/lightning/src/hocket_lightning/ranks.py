@@ -86,7 +86,7 @@ class RanksOfStrategy:
         if unknown or not all(isinstance(each, str) for each in overrides):
             raise UserError(
                 f"HocketStrategy({', '.join(f'{name}=...' for name in unknown) or '..., [...]'}): overrides of the "
-                'strategy are texts, as HocketStrategy("diloco", "parameters.0.every=8"); named arguments are those of '
+                'strategy are text, as HocketStrategy("diloco", "parameters.0.every=8"); named arguments are those of '
                 "hocket.attach"
             )
         self._exchanges = hocket.compose(strategy, *overrides)
@@ -169,7 +169,7 @@ class RanksOfStrategy:
             return tensor
         name = str(getattr(reduce_op, "name", reduce_op)).lower().replace("avg", "mean")
         if name not in _REDUCTIONS:
-            raise UserError(f"reduce_op is {name}; HocketStrategy knows {', '.join(_REDUCTIONS)}")
+            raise UserError(f"reduce_op is {name}; allowed: {', '.join(_REDUCTIONS)}")
         if self._peer.size == 1:
             return tensor
         return _REDUCTIONS[name](self.all_gather(tensor, group))

@@ -182,7 +182,7 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
     for name in tensors:
         value = tensors[name]
         if value.dtype not in CODES:
-            raise CheckpointError(f"{name} has dtype {value.dtype}, which a checkpoint cannot hold")
+            raise CheckpointError(f"{name} is {value.dtype}, which a checkpoint cannot hold: convert it")
         start, end = end, end + value.numel() * value.element_size()
         header[name] = {
             "dtype": CODES[value.dtype],
@@ -200,8 +200,8 @@ def _too_long(size: int, structure: object) -> str:
         key, structure = max(structure["dict"], key=lambda pair: len(json.dumps(pair[1])))
         keys.append(str(key))
     return (
-        f"{'/'.join(keys)} has most of {size} bytes of text, but a file holds at most {_MOST_HEADER_BYTES} bytes "
-        "beside tensors: keep it as a tensor, an array, or a list of only whole numbers or only floats"
+        f"{'/'.join(keys)} makes up most of {size} bytes of text, but a file holds at most {_MOST_HEADER_BYTES} bytes "
+        "beside tensors: keep it as a tensor, an array, or a list of only integers or only floats"
     )
 
 

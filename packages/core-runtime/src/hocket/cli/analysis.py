@@ -22,8 +22,8 @@ from hocket.topology import Topology
 from hocket.topology.analysis import Mixing, analyse
 
 _MEASURES = {
-    "second_eigenvalue": "lambda2: the second largest eigenvalue modulus of M. If rounds differ, it is not the share "
-    "of the ranks' differences that remains",
+    "second_eigenvalue": "lambda2: the second largest absolute eigenvalue of M. It is the share of the ranks' "
+    "differences that remains, unless M differs between rounds",
     "deviation": "||M - J||_2: the largest share of the ranks' differences that can remain",
     "imbalance": "imbalance: the variance of M's entries; 0 if all ranks count equally everywhere",
 }

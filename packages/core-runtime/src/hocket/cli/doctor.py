@@ -105,7 +105,7 @@ def _cores() -> Finding:
     text = f"{usable} usable"
     if usable < present:
         text += f" of {present} (affinity or a container's limit)"
-    meaning = "more ranks share these cores, with one thread each"
+    meaning = "if there are more ranks, they share these cores, with one thread each"
     return (
         Finding.ok("cores", f"{text}: {meaning}")
         if usable > 1

@@ -247,7 +247,7 @@ def _take_over(folder: Path, run: RunConfig) -> None:
         adopt(folder, [name for name in files_of_run(run) if os.path.lexists(folder / name)])
     if not remembered(folder, CONFIG):
         _log.warning(
-            "%s may have been changed by hand, because %s does not know its content. The run continues with it",
+            "%s may have been changed by hand, because %s has no record of its content. The run continues with it",
             folder / CONFIG,
             NOTE,
         )

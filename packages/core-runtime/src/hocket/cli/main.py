@@ -47,7 +47,7 @@ def cli() -> None:
 @cli.command()
 @_TARGET
 @_OVERRIDES
-@rank_options("that of the file, that of --hosts, or 1")
+@rank_options("from the file, else from --hosts, else 1")
 @out_option("Folder for the results; default: runs/NAME-TIME.")
 @click.option(
     "--from",
@@ -159,7 +159,7 @@ def resume(
     metavar="RECIPE|FILE.yaml... [KEY=VALUE]...",
     shell_complete=complete_recipes,
 )
-@ranks_option("that of --hosts, that of the file, or 4")
+@ranks_option("from --hosts, else from the file, else 4")
 @click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="Hosts on which the ranks run; default: one host.")
 @island_option
 @network_options
@@ -170,7 +170,7 @@ def resume(
     default=("exponential",),
     show_default=True,
     metavar="TOPOLOGY",
-    help="Another topology to analyse; may be given several times.",
+    help="Another topology to analyse; may be repeated.",
 )
 @click.option(
     "--picture",
@@ -253,17 +253,15 @@ def recommend(**options: Any) -> None:
 
 @cli.command()
 @click.argument("runs", nargs=-1, required=True, type=Folder(path_type=Path), metavar="RUN...")
-@click.option(
-    "--metric", "metrics", multiple=True, metavar="NAME", help="A metric to show; may be given several times."
-)
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="A metric to show; may be repeated.")
 @click.option(
     "--target",
     "targets",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Show seconds and bytes until a metric first reaches a value; may be given several times.",
+    help="Show seconds and bytes until a metric first reaches a value; may be repeated.",
 )
-@out_option("Folder for a page with figures, index.html.")
+@out_option("Folder for index.html, a page with figures.")
 def compare(
     runs: tuple[Path, ...], metrics: tuple[str, ...], targets: tuple[str, ...], out: Path | None
 ) -> None:
@@ -285,7 +283,7 @@ def compare(
 @cli.command()
 @_TARGET
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE,VALUE...]...")
-@rank_options("the file's, or 1")
+@rank_options("from the file, else 1")
 @out_option("Folder for the results; default: sweeps/NAME.")
 @click.option(
     "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Number of runs at a time."
@@ -358,7 +356,7 @@ def plugins() -> None:
 
 
 @cli.command()
-@out_option("Folder to check: can it be written, and do all ranks of a launcher see it?")
+@out_option("Check that ranks can write to this folder, and that all ranks of a launcher see it.")
 def doctor(out: Path | None) -> None:
     """Check this machine's setup and report problems.
 

@@ -41,7 +41,7 @@ def setting_option(
 
 
 _OPTIONS = (
-    click.option("--params", metavar="25M", help="Number of parameters, instead of a task's model."),
+    click.option("--params", metavar="25M", help="Number of parameters, instead of --model or a task."),
     click.option("--model", metavar="MODULE:FUNCTION", help="Function that returns the model."),
     setting_option(
         "--bandwidth", "network.bandwidth_bits_per_s", bits_per_second, "1gbit", "Bandwidth of a host's link."

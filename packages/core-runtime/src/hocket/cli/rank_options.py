@@ -22,7 +22,7 @@ island_option: Option = click.option(
     "--island",
     type=click.IntRange(1, MOST_RANKS),
     callback=lambda _context, _parameter, island: island_overrides(island),
-    help="Number of ranks that shard a replica (FSDP2, tensor parallelism); default: that of the run given, or 1.",
+    help="Number of ranks that shard a replica (FSDP2, tensor parallelism); default: from the file or run, else 1.",
 )
 
 
@@ -34,7 +34,7 @@ def ranks_option(default: str) -> Option:
 
 def rank_options(
     ranks: str,
-    transport: str = ("the file's; without one, torch between hosts, and mpi (if installed) on one host"),
+    transport: str = "from the file, else torch between hosts, and mpi on one host if installed",
     *,
     transports: tuple[str, ...] = ("mpi", "torch", "virtual"),
 ) -> Option:

@@ -30,12 +30,12 @@ _OPTIONS = (
     click.argument("words", nargs=-1, metavar="[RECIPE|FILE.yaml|RUN] [KEY=VALUE]..."),
     network_options,
     # A number of ranks is answered with the form of hosts.
-    click.option("--hosts", "-n", required=True, metavar="4x1|a:8,b:8", help="Hosts; 4x8: 4 of 8 ranks."),
+    click.option("--hosts", "-n", required=True, metavar="4x1|a:8,b:8", help="Hosts; 4x8: 4 with 8 ranks."),
     island_option,
     setting_option("--step", "compute.step_s", seconds, "200ms", "Computing time of a step."),
     setting_option("--late", "delays", late_ranks, "1x300ms[@10%]", "Late ranks, in all or in some steps."),
-    click.option("--all", "everything", is_flag=True, help="Show also recipes of unmeasured cost."),
-    click.option("--explain", is_flag=True, help="Explain each row, its cost, and what is assumed."),
+    click.option("--all", "everything", is_flag=True, help="Also show recipes whose cost was not measured."),
+    click.option("--explain", is_flag=True, help="Explain each row, its cost and the assumptions."),
     click.option("--json", "in_json", is_flag=True, help="Print all rows as JSON."),
 )
 

@@ -261,10 +261,10 @@ def _show_advice(advice: Advice, rows: Sequence[AdvisedStrategy]) -> None:
     else:
         strategies = f"strategy=agd,{best.spelled}"
         say_command("Try first: ", f"hocket sweep --script train.py -n {advice.situation.ranks}", strategies)
-        print("Costs were measured from scratch; synchronous_steps=N lowers DiLoCo's.")
+        print("Costs are of training from scratch; synchronous_steps=N lowers DiLoCo's.")
     absent = [*advice.left_out.values()].count(_NOT_INSTALLED)
     missing = f"; not installed: {absent} packages (hocket plugins)" if absent else ""
-    error = f"Predicted within {ERROR} x, compressing left out{_level(advice, best)}."
+    error = f"Predictions are within {ERROR} x, without compressing{_level(advice, best)}."
     say([error, f"More: --explain, --all, --json{missing}"], bullet="")
 
 

@@ -95,7 +95,7 @@ class WantedRanks:
         reaches = shutil.which(ssh()[0]) is not None and "SLURM_JOB_ID" not in os.environ
         if elsewhere and not (reaches and all(host.name for host in hosts)):
             lines = "\n".join(_lines(hosts, command))
-            raise UserError(f"there is no ssh to these hosts, or a host has no name: start this\n{lines}")
+            raise UserError(f"without ssh or hosts' names, or in a Slurm job, start this yourself:\n{lines}")
         return OwnRanks(hosts if elsewhere else ())
 
     def _shared(self) -> tuple[Host, ...]:

@@ -113,7 +113,7 @@ class Allreduce(Collective):
         if compressor is not None and compressor.traits.answers and self.algorithm not in answering:
             raise ValueError(
                 f"{component_name(compressor)} needs the sum of its first message before it sends the second, but "
-                f"algorithm {self.algorithm} sums only once: use allreduce with algorithm: native"
+                f"algorithm {self.algorithm} sums only once: use allreduce with `algorithm: native`"
             )
 
     def in_place(self, choices: Choices, shared: bool) -> bool:
@@ -149,7 +149,7 @@ class Allreduce(Collective):
             for nbytes in sizes
         ]
         return [
-            f"allreduce with algorithm: auto takes {describe_choice(taken, sizes)} among {size} ranks on "
+            f"allreduce with `algorithm: auto` takes {describe_choice(taken, sizes)} among {size} ranks on "
             "the network above. When a session opens, it measures the likely algorithms, and the "
             "transport's own."
         ]

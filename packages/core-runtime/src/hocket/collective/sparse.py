@@ -154,7 +154,7 @@ class SparseAllreduce(Collective):
         name = "none" if compressor is None else component_name(compressor)
         raise ValueError(
             f"algorithm {self.algorithm} adds up the elements that messages carry, but compressor {name} does not say "
-            "which elements it selects: use topk, redsync.hybrid, or sparse_allreduce with algorithm: gather"
+            "which elements it selects: use topk, redsync.hybrid, or sparse_allreduce with `algorithm: gather`"
         )
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
@@ -193,7 +193,7 @@ class SparseAllreduce(Collective):
             taken = [self._fixed(compressor, shape, size, network).algorithm for shape in shapes]
             sizes = [footprint_of(compressor, shape).message_bytes for shape in shapes]
             return [
-                f"{component_name(self)} with algorithm: auto takes {describe_choice(taken, sizes)} among "
+                f"{component_name(self)} with `algorithm: auto` takes {describe_choice(taken, sizes)} among "
                 f"{size} ranks on the network above. When a session opens, it measures the cost of messages."
             ]
         if self.algorithm is not SparseAlgorithm.GATHER:
@@ -205,7 +205,7 @@ class SparseAllreduce(Collective):
         equal = 2 * sum(shape.wire_bytes for shape in shapes) / packed
         more = " (as here)" if size > equal else ""
         return [
-            f"{component_name(self)} sends a message to each other rank. Among more than about {equal:.0f} "
+            f"{component_name(self)} sends a message to every other rank. Among more than about {equal:.0f} "
             f"ranks this is more than an allreduce of uncompressed values{more}."
         ]
 

@@ -122,7 +122,7 @@ def comparison_page(
     ]
     if len(records) > len(groups):
         sentences.append(
-            f"In the table {MEANING}; lines in figures are these means, and bands reach one deviation to both sides."
+            f"The table has the {MEANING}. Lines in figures are these means; bands reach one deviation to both sides."
         )
 
     def lines(name: str, over: str) -> list[_PlottedCurve]:
@@ -171,7 +171,7 @@ def _configuration(record: Record) -> str:
     table = (
         _folded(["setting", f"recipe {recipe}", "this run"], rows)
         if rows
-        else f"<p>As recipe {recipe} has them.</p>"
+        else f"<p>They are those of recipe {recipe}.</p>"
     )
     return f"<h2>Settings</h2>{table}{folded}"
 

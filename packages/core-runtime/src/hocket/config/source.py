@@ -85,7 +85,7 @@ def _number(loader: _YamlLoader, node: yaml.ScalarNode) -> int | float:
     value: int | float = construct(node)
     if ":" in node.value or re.fullmatch(r"[-+]?0[\d_]+", node.value):
         raise yaml.MarkedYAMLError(
-            problem=f"YAML reads {node.value} as {value}: write {value} if you mean that, or '{node.value}' for a text",
+            problem=f"YAML reads {node.value} as {value}: write {value} if you mean that, or '{node.value}' for text",
             problem_mark=node.start_mark,
         )
     return value

@@ -31,8 +31,8 @@ POINTS_OF_HALF, POINTS_ALONE = 2.4, 11.7
 
 #: The rule by which a strategy is marked.
 CHOICE = (
-    f"* marks the strategy with the least step after its cost is charged. {LOSS_OF_HALF} % of loss, or "
-    f"{POINTS_OF_HALF} points of accuracy, count as a step twice as long: sgd loses this with half its steps. What "
+    f"* marks the strategy with the shortest step, its cost included: {LOSS_OF_HALF} % of loss, or "
+    f"{POINTS_OF_HALF} points of accuracy, double the step, as sgd loses this with half its steps. A strategy that "
     f"loses more than replicas without any exchange ({LOSS_ALONE} %, {POINTS_ALONE} points) is not marked."
 )
 

@@ -128,7 +128,7 @@ def _reason(exchange: Exchange, shortest: int) -> str:
     traits = exchange.collective.traits
     kind = component_name(exchange.collective)
     if exchange.overlap is Overlap.FORWARD:
-        return "overlap: forward merges parameters after FSDP has gathered them: set overlap: none"
+        return "`overlap: forward` merges parameters after FSDP has gathered them: set `overlap: none`"
     if traits.ends is Ends.OPEN or traits.needs_thread or not traits.divides_by_weight:
         return (
             f"with collective {kind} each rank receives whatever is ready, so the shards of one replica would mix "

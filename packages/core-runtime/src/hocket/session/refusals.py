@@ -124,7 +124,7 @@ def check_lanes(lanes: str, model: nn.Module, strategy: Strategy, *, whole: bool
         elif not exchange.collective.traits.on_devices:
             reason = f"{component_name(exchange.collective)} packs its own messages in host memory"
         elif exchange.progress is ProgressMode.THREAD:
-            reason = "progress: thread may begin messages in a different order on each rank"
+            reason = "`progress: thread` may begin messages in a different order on each rank"
         if reason is not None:
             raise AttachError(
                 f"{exchange.name}: lanes={lanes!r} needs uncompressed values, sent in the same order on all ranks, "

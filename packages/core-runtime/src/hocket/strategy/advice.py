@@ -64,7 +64,7 @@ def overshooting(strategy: Strategy) -> Iterator[str]:
             assert isinstance(exchange.outer, Sgd)
             yield (
                 f"{exchange.name} steps outer parameters every {exchange.every} steps with momentum "
-                f"{exchange.outer.momentum:g} from the first step on: this overshoots. The early distances point the "
+                f"{exchange.outer.momentum:g} from the first step on: this overshoots. The first outer steps go the "
                 "same way, and momentum adds them up. Begin with synchronous_steps, about a quarter of the run, lower "
                 f"{exchange.name}.outer.momentum, or set {exchange.name}.every to {_SHORT_PERIOD} or more"
             )

@@ -197,4 +197,4 @@ def _refuse_delayed(exchange: Location) -> None:
     overlap = exchange.child("overlap")
     if overlap.value == "delayed":
         allowed = ", ".join(Overlap)
-        raise overlap.error("got 'delayed': write delay: 1, merge: add, which is the same", allowed)
+        raise overlap.error("got 'delayed': write `delay: 1, merge: add`, which is the same", allowed)

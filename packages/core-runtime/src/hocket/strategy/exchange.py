@@ -158,7 +158,7 @@ class Exchange(Configured):
         period = self.period(size)
         if self.delay > period:
             raise ValueError(
-                f"delay: {self.delay} steps are longer than the period of {period}: use {period} or less"
+                f"delay {self.delay} is longer than the period of {period}: use {period} or less"
             )
 
     def check_segments(self, num_segments: int, size: int) -> None:

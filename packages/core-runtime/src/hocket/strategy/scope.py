@@ -116,8 +116,8 @@ class _Grouped(Scope):
         given = [name for name in ("size", "count", "by") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"size, count or by: give exactly one of them, not {' and '.join(given) or 'none'} "
-                "(size: 4, count: 2 or by: host; null takes back what a recipe gives)"
+                f"give exactly one of size, count and by, not {' and '.join(given) or 'none'}: `size: 4`, `count: 2` "
+                "or `by: host` (null removes one that a recipe gives)"
             )
         for name in ("size", "count"):
             value = getattr(self, name)
@@ -135,7 +135,7 @@ class _Grouped(Scope):
         if self.sharded and len(sizes) > 1:
             raise ValueError(
                 f"sharded leaders need groups of equal size, but these have {' and '.join(map(str, sizes))} ranks: "
-                "choose a size that divides the number of ranks, or sharded: false"
+                "choose a size that divides the number of ranks, or `sharded: false`"
             )
         return groups
 

@@ -423,7 +423,7 @@ class CompressorConformance:
                 # As much as momentum and weight decay of parameters that are 1 add to a contribution.
                 most = 1.0 if compressor.traits.applies_optimizer_terms else 1e-30
                 assert bool((arrived.abs() <= most).all()), (
-                    f"round {round}: of contributions of {smallest} come {arrived.abs().max().item()}"
+                    f"round {round}: contributions of {smallest} arrive as {arrived.abs().max().item()}"
                 )
 
     def test_sums_of_messages_are_messages(self, compressor: Compressor, segment: Segment) -> None:

@@ -35,13 +35,13 @@ def choose_device(run: RunConfig) -> Device:
     if reason is None:
         return Device.CUDA
     if run.device is Device.CUDA:
-        raise UserError(f"device: cuda: {reason}. Use device=cpu, or device=auto")
+        raise UserError(f"device=cuda is not possible: {reason}. Use device=cpu, or device=auto")
     return Device.CPU
 
 
 def _reason_against_cuda(run: RunConfig) -> str | None:
     if run.transport is TransportName.VIRTUAL and any(each.gradients for each in run.strategy.in_turn):
-        return "virtual ranks share autograd's one thread for it, and cannot wait for each other's gradients there"
+        return "virtual ranks share autograd's one thread for CUDA, so they cannot wait for each other's gradients"
     if not isinstance(build_engine(run), ReplicaEngine):
         return f"engine {run.engine.name} keeps its stages on the CPU"
     return None if _has_cuda() else "torch finds no CUDA device here (`hocket doctor` says what there is)"
@@ -77,7 +77,7 @@ def in_precision(run: RunConfig, model: nn.Module, loss: Loss, device: torch.dev
         return loss
     if not isinstance(build_engine(run), ReplicaEngine):
         raise UserError(
-            f"precision: {run.precision}: engine {run.engine.name} computes in float32 only: leave precision out"
+            f"engine {run.engine.name} computes in float32 only, not in {run.precision}: leave precision out"
         )
     import torch
 

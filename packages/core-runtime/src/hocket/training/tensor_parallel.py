@@ -39,7 +39,7 @@ def checked_plan(run: RunConfig, task: Task, model: nn.Module) -> dict[str, Para
                     f"dimension {dim}: choose another number, or leave the parameter out of the task's tensor_plan"
                 )
     except ValueError as error:
-        raise CompositionError(f"island.tensor is {ranks}, and task {run.task.name}: {error}") from error
+        raise CompositionError(f"task {run.task.name} cannot use island.tensor={ranks}: {error}") from error
     return plan
 
 
@@ -88,7 +88,7 @@ def _dimensions(plan: Mapping[str, ParallelStyle], model: nn.Module) -> dict[str
     for path, style in plan.items():
         matching = [(name, module) for name, module in model.named_modules() if _matches(path, name)]
         if not matching:
-            raise ValueError(f"its tensor_plan names {path!r}, and the model has no such module")
+            raise ValueError(f"its tensor_plan names {path!r}, but the model has no such module")
         for name, module in matching:
             for own, _ in module.named_parameters(recurse=False):
                 dim = _dimension(style, module, own)

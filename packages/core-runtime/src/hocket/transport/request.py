@@ -21,7 +21,7 @@ U = TypeVar("U")
 
 #: The end of a message about ranks that make different calls: likely causes.
 RANKS_DIVERGED = (
-    "did one leave its loop early, skip a step, or begin with another model, other data or another strategy?"
+    "did a rank leave its loop early, skip a step, or begin with another model, data or strategy?"
 )
 
 

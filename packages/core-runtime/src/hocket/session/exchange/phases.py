@@ -200,8 +200,8 @@ class Phases:
         differences = differing(self._replica.ranks.island.everyone, facts, call)
         if differences and self.replicas_equal:
             raise DisagreementError(
-                f"the ranks' optimizers step differently at step {step}, so their replicas would part: give all ranks "
-                f"the same optimizer settings and schedulers, and let all skip the same steps:\n{differences}"
+                f"the ranks' optimizers differ at step {step}, so their replicas would drift apart. Give all ranks the "
+                f"same optimizer settings and schedulers, and let all skip the same steps:\n{differences}"
             )
         if self._warned_of_rates or not differences or not self.active.strategy.exchanges:
             return
@@ -209,8 +209,8 @@ class Phases:
         differences = differing(self._replica.ranks.island.everyone, facts, call)
         if differences and self._replica.ranks.island.is_main:
             _log.warning(
-                "the ranks' optimizers step differently at step %d, although all replicas count equally in the mean: "
-                "let schedulers follow a value that all ranks share, such as the mean of their losses:\n%s",
+                "the ranks' optimizers differ at step %d, but the mean counts all replicas equally. Let schedulers "
+                "follow a value that all ranks share, such as the mean of their losses:\n%s",
                 step,
                 differences,
             )

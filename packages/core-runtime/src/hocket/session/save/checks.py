@@ -34,8 +34,8 @@ def of_this_place(session: EngineSession, files: Sequence[StateFile]) -> Sequenc
     found = [file for file, (saved_place, _) in zip(files, saved, strict=True) if saved_place == place]
     if not found:
         raise CheckpointError(
-            f"{files[0].path.parent} has no file of place {place} in an island, which is this rank's: start the ranks "
-            "as when they were saved"
+            f"{files[0].path.parent} has no file for this rank, which is at place {place} of its island: start the "
+            "ranks as when it was saved"
         )
     return found
 

@@ -167,8 +167,8 @@ class UntrainedTensors:
     def _tell_rank0s(self, names: Sequence[str]) -> None:
         self._tell(
             names,
-            "at a consensus all ranks get rank 0's values of tensors that differ and are no known running statistics: "
-            "%s. To average them, name them: hocket.attach(..., statistics=[names])",
+            "these tensors differ between ranks and are no known running statistics, so a consensus gives all ranks "
+            "those of rank 0: %s. To average them, name them: hocket.attach(..., statistics=[names])",
         )
 
     def warn_unlike(self, names: Sequence[str]) -> None:

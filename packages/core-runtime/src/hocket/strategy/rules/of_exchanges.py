@@ -56,8 +56,8 @@ def period_of_all_ranks(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "every",
-            f"{exchange.every} over {title_of(exchange.over)} would be another period in groups of another size: use "
-            "a number of steps, or over: world",
+            f"{exchange.every} over {title_of(exchange.over)} would give groups of different sizes different periods: "
+            "use a number of steps, or `over: world`",
         )
 
 
@@ -67,8 +67,8 @@ def thread_fits_collective(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "progress",
-            f"progress: thread does not work with {title_of(exchange.collective)}, which runs in the training thread "
-            "or has its own schedule: use progress: inline, or collective: gossip",
+            f"{title_of(exchange.collective)} cannot use `progress: thread`, because it runs in the training thread or "
+            "has its own schedule: use `progress: inline`, or `collective: gossip`",
         )
 
 
@@ -139,7 +139,7 @@ def topology_where_asked_for(exchange: Exchange) -> Iterator[Refusal]:
     needs = exchange.collective.traits.needs_topology
     title = title_of(exchange.collective)
     if needs and exchange.topology is None:
-        yield refuse(exchange, "topology", f"{title} needs a topology, for instance topology: complete")
+        yield refuse(exchange, "topology", f"{title} needs a topology, for instance `topology: complete`")
     if not needs and exchange.topology is not None:
         yield refuse(
             exchange,
@@ -158,7 +158,7 @@ def gossip_averages(exchange: Exchange) -> Iterator[Refusal]:
             exchange,
             "topology",
             f"the weights of a rank's result over {title_of(topology)} do not add up to 1, so the result is not an "
-            "average: use push_sum: true, or one of ring, exponential and random_matching",
+            "average: use `push_sum: true`, or one of ring, exponential and random_matching",
         )
     elif exchange.slot == GRADIENTS:
         yield refuse(

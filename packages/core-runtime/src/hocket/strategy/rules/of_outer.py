@@ -48,7 +48,7 @@ def outer_steps_by_the_mean(exchange: Exchange) -> Iterator[Refusal]:
                 exchange,
                 "outer",
                 "a late rank takes one step for all rounds that it missed, which with momentum differs from the "
-                "other ranks' steps: use {name: sgd, lr: ..., momentum: 0}, or collective: allreduce",
+                "other ranks' steps: use {name: sgd, lr: ..., momentum: 0}, or `collective: allreduce`",
             )
         return
     if not (traits.ends is Ends.SAME and traits.sums):
@@ -56,7 +56,7 @@ def outer_steps_by_the_mean(exchange: Exchange) -> Iterator[Refusal]:
             exchange,
             "outer",
             f"{title_of(exchange.collective)} does not give all ranks the same mean, so their outer parameters would "
-            "drift apart: use collective: allreduce",
+            "drift apart: use `collective: allreduce`",
         )
 
 
@@ -69,14 +69,14 @@ def buffers_are_averaged_by_all(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "buffers",
-            f"{title_of(exchange.collective)} cannot average buffers: use buffers: own, or collective: allreduce",
+            f"{title_of(exchange.collective)} cannot average buffers: use `buffers: own`, or `collective: allreduce`",
         )
     if isinstance(exchange.over, Leaders):
         yield refuse(
             exchange,
             "buffers",
-            "only leaders would average their buffers, and their groups would not get the result: use buffers: own, "
-            "or over: world",
+            "only leaders would average their buffers, and their groups would not get the result: use "
+            "`buffers: own`, or `over: world`",
         )
 
 
@@ -169,14 +169,14 @@ def delay_fits_period(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "delay",
-            f"{exchange.delay} steps are longer than the period, every {exchange.every}: use {exchange.every} or less",
+            f"delay {exchange.delay} is longer than the period of {exchange.every}: use {exchange.every} or less",
         )
     elif exchange.delay == exchange.every and isinstance(exchange.merge, Blend):
         yield refuse(
             exchange,
             "merge",
-            f"with delay {exchange.delay} and every {exchange.every}, merge: blend would overwrite all steps before "
-            "they are sent: use a shorter delay, or merge: add",
+            f"with delay {exchange.delay} and every {exchange.every}, `merge: blend` would overwrite all steps before "
+            "they are sent: use a shorter delay, or `merge: add`",
         )
 
 
@@ -187,7 +187,7 @@ def offset_is_within_period(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "offset",
-            f"{exchange.offset} is outside the period of {every} steps: use 0 or more, and less than every",
+            f"{exchange.offset} is outside the period of {every} steps: use 0 or more, and less than `every`",
         )
 
 
@@ -212,15 +212,15 @@ def blend_is_of_averages(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "merge",
-            f"{title_of(exchange.collective)} lets other ranks change parameters at any time, and merge: blend would "
-            "lose a part of each change: use merge: add, or collective allreduce or gossip",
+            f"{title_of(exchange.collective)} lets other ranks change parameters at any time, and `merge: blend` would "
+            "lose a part of each change: use `merge: add`, or collective allreduce or gossip",
         )
     elif traits.ends in {Ends.COPY, Ends.ROOT} or traits.pushes_weight:
         yield refuse(
             exchange,
             "merge",
-            f"the result of {title_of(exchange.collective)} is not an average of parameters, which merge: blend "
-            "needs: use merge: add, or collective allreduce or gossip without push_sum",
+            f"the result of {title_of(exchange.collective)} is not an average of parameters, which `merge: blend` "
+            "needs: use `merge: add`, or collective allreduce or gossip without push_sum",
         )
     elif (
         exchange.delay
@@ -231,8 +231,8 @@ def blend_is_of_averages(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "merge",
-            f"merge: blend would reset parameters that {title_of(exchange.compressor)} leaves out to their values "
-            f"{exchange.delay} steps ago: use merge: add, or delay 0",
+            f"`merge: blend` would reset parameters that {title_of(exchange.compressor)} leaves out to their values "
+            f"{exchange.delay} steps ago: use `merge: add`, or `delay: 0`",
         )
 
 

@@ -20,7 +20,7 @@ def gradients_pass_on_segments(strategy: Strategy) -> Iterator[Refusal]:
             yield refuse(
                 exchange,
                 "segments",
-                "exchanges of gradients process the same segments one after the other: use "
+                "all exchanges of gradients must have the same segments: use "
                 f"{title_of(first.segments)}, as {first.name} does",
             )
         if exchange.overlap != Overlap.NONE:

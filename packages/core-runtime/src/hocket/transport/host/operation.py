@@ -193,6 +193,6 @@ class HostOperation(PendingCall[tuple[int, ...]]):
         ranks = ", ".join(str(self._host.world_ranks[rank]) for rank in others)
         return TransportError(
             f"rank {self._lane.peer.world_rank}: {self._lane.name}, exchange {self._number} over shared memory: "
-            f"this rank called {self._call}, ranks {ranks} something else: give every rank the same call, with "
-            "buffers that were allocated together"
+            f"this rank called {self._call}, but ranks {ranks} called something else. Give every rank the same call, "
+            "with buffers that were allocated together"
         )

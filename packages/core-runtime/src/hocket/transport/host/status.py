@@ -174,7 +174,7 @@ def _describe_reading(rows: Sequence[RankStatus]) -> str:
     steps = sorted({row.step for row in rows})
     where = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     who = number_ranks([row.rank for row in rows])
-    return f"hocket: {who} {read} for {ago_s:.0f} s, {where}: training goes on when these give a batch"
+    return f"hocket: {who} {read} for {ago_s:.0f} s, {where}: training goes on with the next batch"
 
 
 def _text(raw: bytes) -> str:

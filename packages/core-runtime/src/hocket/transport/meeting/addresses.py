@@ -39,7 +39,7 @@ def listen(ports: range | None, backlog: int) -> socket.socket:
                     raise UserError(f"cannot listen on port {port}: {error.strerror}") from error
     assert ports
     raise UserError(
-        f"none of the ports {ports[0]} to {ports[-1]} of HOCKET_PORTS is free: each rank of a host needs one"
+        f"no port of HOCKET_PORTS ({ports[0]} to {ports[-1]}) is free: name more ports, one for each rank of a host"
     )
 
 
