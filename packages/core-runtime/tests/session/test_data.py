@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.data import TensorDataset
 from toys import Batch, batches, flat, mlp, on_ranks, reference, sgd
 
 import hocket
@@ -96,6 +97,30 @@ def test_nor_the_same_ones_that_are_meant_or_cannot_be_compared(caplog: pytest.L
 def test_some_ranks_that_share_batches_are_named(caplog: pytest.LogCaptureFixture) -> None:
     iterated([batches(rank % 2, 2) for rank in range(3)])
     assert "ranks 0, 2 get the same batches" in caplog.text
+
+
+def test_the_loader_s_attributes_are_there_but_not_its_place() -> None:
+    """Most training loops print `len(loader.dataset)`; a loader's state is that of the batch after the last one."""
+    samples = TensorDataset(torch.zeros(6, 5).double(), torch.zeros(6, dtype=torch.long))
+    with attached() as session:
+        data = session.data(hocket.loader(samples, 2))
+        assert steps(session, data) == len(data) == 3
+        assert len(data.dataset) == 6
+        assert data.batch_sampler is not None
+        with pytest.raises(AttributeError, match="'generator' object has no attribute 'dataset'"):
+            _ = session.data(batch for batch in batches(0, 1)).dataset
+        for name in ("state_dict", "_iterator"):
+            with pytest.raises(AttributeError, match=f"session.data has no attribute '{name}'"):
+                getattr(session.data(Resumable()), name)
+
+
+class Resumable(list[Batch]):
+    """A loader that can say where it is."""
+
+    _iterator = None
+
+    def state_dict(self) -> dict[str, int]:
+        return {"batch": 0}
 
 
 # ---- two passes at a time ------------------------------------------------------------------------------------------

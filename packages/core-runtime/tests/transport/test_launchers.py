@@ -218,6 +218,8 @@ def test_any_environment_is_understood_or_refused_with_a_reason(environment: dic
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, []),  # an sbatch script is no rank
         ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, ["SLURM_PROCID=3"]),
         ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}, []),
+        ({"MASTER_ADDR": "localhost", "MASTER_PORT": "12355"}, ["MASTER_PORT=12355"]),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "12355"}, []),
     ],
 )
 def test_what_looks_like_a_rank(variables: dict[str, str], found: list[str]) -> None:

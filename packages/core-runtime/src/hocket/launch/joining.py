@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from functools import cache
-from typing import Any
 
 from hocket.errors import UserError
 from hocket.installing import how_to_install
@@ -14,7 +13,7 @@ from hocket.launch.absent import watching
 from hocket.launch.island_jobs import find_in_islands, refuse_without_ranks
 from hocket.launch.mpi_there import why_no_mpi4py
 from hocket.launch.rank_process import allow_files
-from hocket.launch.torch_variables import missing_variables
+from hocket.launch.torch_variables import group_variables, missing_variables
 from hocket.patience import speaking_after
 from hocket.transport.job_notes import note_pid
 from hocket.transport.launchers import Launched, looks_launched
@@ -26,16 +25,19 @@ _log = logging.getLogger("hocket")
 
 _joined: Peer | None = None
 #: What the launcher's variables said then.
-_place: Any = None
+_place: tuple[object, ...] = ()
 
 
 def launched() -> Launched | None:
-    """Return the launcher's facts about this process; None outside one.
+    """Return the facts of the launcher, or of torch's process group, about this process; None without both.
 
     Raises:
         UserError: the launcher's variables hold no numbers, or do not belong together.
     """
-    return find_in_islands(os.environ)
+    found = find_in_islands(os.environ)
+    if found is None and (group := group_variables(os.environ)):
+        found = find_in_islands(os.environ | group)
+    return found
 
 
 def launched_rank() -> int:
@@ -165,7 +167,7 @@ def _refuse_another(peer: Peer) -> None:
         )
 
 
-def _describe(place: Any) -> str:
+def _describe(place: tuple[object, ...]) -> str:
     rank, size, *meeting = place
     return f"{rank} of {size}" + (f" at {meeting[0]} port {meeting[1]}" if meeting else "")
 

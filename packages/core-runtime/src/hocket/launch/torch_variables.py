@@ -1,10 +1,13 @@
-"""The variables by which libraries on torch.distributed find a job's ranks, where the launcher sets others."""
+"""The variables by which libraries on torch.distributed find a job's ranks, and those of a process group of its own."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
 
+from torch import distributed
+
+from hocket.errors import UserError
 from hocket.transport.launchers import Launched
 from hocket.transport.peer import Peer, gather
 
@@ -36,3 +39,33 @@ def missing_variables(found: Launched, peer: Peer, environment: Mapping[str, str
         "MASTER_PORT": meeting[1],
     }
     return {name: str(value) for name, value in values.items() if name not in environment}
+
+
+def group_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that describe torch's process group; none without one of several ranks.
+
+    A script that starts its ranks itself, by torch.multiprocessing.spawn, gives ranks to `init_process_group` alone.
+
+    Args:
+        environment: as `os.environ`.
+
+    Raises:
+        UserError: nothing says where the group's ranks meet.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return {}
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    if size < 2 or distributed.get_backend() == "fake":
+        return {}
+    found = {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    if {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
+        return found
+    store = distributed.distributed_c10d._get_default_store()
+    while isinstance(store, distributed.PrefixStore):  # type: ignore[attr-defined]
+        store = store.underlying_store
+    if not isinstance(store, distributed.TCPStore):  # type: ignore[attr-defined]
+        raise UserError(
+            f"torch.distributed has a process group of {size} ranks, but neither its store nor the environment says "
+            "where they meet: set MASTER_ADDR and MASTER_PORT, or start the ranks by torchrun or `hocket launch`"
+        )
+    return found | {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)}

@@ -104,6 +104,8 @@ def looks_launched(environment: Environment) -> list[str]:
                 found |= {name, size}
     if numbers.get("WORLD_SIZE", 0) > 1 and "RANK" not in environment:
         found.add("WORLD_SIZE")
+    if "MASTER_PORT" in numbers and "RANK" not in environment:
+        found.add("MASTER_PORT")
     return [f"{name}={numbers[name]}" for name in sorted(found)]
 
 

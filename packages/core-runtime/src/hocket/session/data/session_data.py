@@ -12,6 +12,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -72,6 +73,12 @@ class SessionData:
             return self._streamed.length(self._loader, self._session.epochs.ended)
         with LoaderReading(self._session.data_rank, self._session.data_size, self._session.epochs.ended):
             return length_of(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the loader's own attribute, as for `len(loader.dataset)` in a line of progress."""
+        if name.startswith("_") or name in ("state_dict", "load_state_dict"):  # the session reads ahead
+            raise AttributeError(f"session.data has no attribute {name!r}: ask the loader that it reads")
+        return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Batch]:
         self._session.begin_collective("the next pass over session.data")
