@@ -281,14 +281,46 @@ def test_sparse_gradients_of_a_plain_parameter() -> None:
         assert values[:, 0].tolist() == [-1.0, -1.0, 0.0, 0.0, 0.0, -1.0]
 
 
-@pytest.mark.parametrize("strategy", ["sgd", "overlap_sgp"])
-def test_the_best_weights_are_loaded_after_close(strategy: str) -> None:
-    """With a delay, close merges what is under way into what was loaded before it."""
+OUTER = {"every": 2, "collective": "allreduce", "outer": {"name": "sgd", "lr": 0.7, "momentum": 0.9}}
+LATE_OUTER = {
+    **OUTER,
+    "every": 4,
+    "stagger": True,
+    "segments": "layers",
+    "delay": 1,
+    "merge": {"name": "blend", "local": 0.5},
+}
+#: With exchanges under way at the end, and with outer parameters.
+LATE: dict[str, tuple[Any, ...]] = {
+    "sgd": ("sgd",),
+    "dpsgd": ("dpsgd",),
+    "overlap_sgp": ("overlap_sgp",),
+    "later": ("overlap_sgp", "parameters.0.every=3", "parameters.0.delay=2"),
+    "outer": ({"parameters": [OUTER]},),
+    "outer later": ({"parameters": [LATE_OUTER]},),
+}
 
-    def run(rank: int, *, after: bool) -> bool:
+
+def load(model: nn.Module, values: dict[str, Tensor]) -> None:
+    model.load_state_dict(values)
+
+
+def set_data(model: nn.Module, values: dict[str, Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.data = values[name].clone()
+
+
+@pytest.mark.parametrize("strategy", LATE)
+@pytest.mark.parametrize("write", [load, set_data])
+def test_the_best_weights_that_are_loaded_are_what_is_read_and_closed(
+    strategy: str, write: Callable[[nn.Module, dict[str, Tensor]], None]
+) -> None:
+    """What is under way is not merged into them, and outer parameters do not take their place."""
+
+    def run(rank: int, read: str) -> bool:
         model = mlp()
         optimizer = sgd(model)
-        session = hocket.attach(model, optimizer, strategy)
+        session = hocket.attach(model, optimizer, hocket.compose(*LATE[strategy]))
         for number, (x, y) in enumerate(batches(rank, 5)):
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
@@ -296,11 +328,76 @@ def test_the_best_weights_are_loaded_after_close(strategy: str) -> None:
             if number == 2:
                 with session.consensus():
                     best = {name: value.clone() for name, value in model.state_dict().items()}
-        if after:
-            session.close()
-        model.load_state_dict(best)
-        session.close()
-        return all(torch.equal(value, best[name]) for name, value in model.state_dict().items())
 
-    assert on_ranks(2, lambda rank: run(rank, after=True)) == [True, True]
-    assert on_ranks(2, lambda rank: run(rank, after=False)) == [strategy == "sgd"] * 2
+        def is_best() -> bool:
+            return all(torch.equal(value, best[name]) for name, value in model.state_dict().items())
+
+        write(model, best)
+        if read == "consensus":
+            with session.consensus():
+                assert is_best()
+        elif read == "consensus for good":
+            session.consensus()
+            assert is_best()
+        elif read == "replica":
+            with session.replica():
+                assert is_best()
+        elif read == "distance":
+            assert session.consensus_distance() == 0.0
+        session.close()
+        return is_best()
+
+    for read in ("nothing", "consensus", "consensus for good", "replica", "distance"):
+        assert on_ranks(2, lambda rank, read=read: run(rank, read)) == [True, True], read
+
+
+@pytest.mark.parametrize("strategy", [*LATE][1:])
+def test_weights_that_are_put_back_train_as_if_nothing_had_been_written(strategy: str) -> None:
+    """As a moving average's, which an evaluation swaps in and out, to the bit."""
+
+    def run(rank: int, *, swaps: bool) -> Tensor:
+        model = mlp()
+        optimizer = sgd(model)
+        seen = []
+        with hocket.attach(model, optimizer, hocket.compose(*LATE[strategy])) as session:
+            for x, y in batches(rank, 9):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                if swaps:
+                    own = {name: value.clone() for name, value in model.state_dict().items()}
+                    model.load_state_dict({name: rank + 0 * value for name, value in own.items()})
+                    with session.consensus():
+                        assert (flat(model) == 0.5).all()
+                    model.load_state_dict(own)
+                with session.consensus():
+                    seen.append(flat(model))
+                with session.replica():
+                    seen.append(flat(model))
+        return torch.cat([*seen, flat(model)])
+
+    before, after = (on_ranks(2, lambda rank, swaps=swaps: run(rank, swaps=swaps)) for swaps in (False, True))
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_weights_that_one_rank_alone_loads_drop_what_is_under_way_on_all() -> None:
+    """Else half of a displacement would be lost, and the ranks' mean with it."""
+
+    def run(rank: int, *, loads: bool) -> Tensor:
+        model = mlp()
+        optimizer = sgd(model)
+        session = hocket.attach(model, optimizer, "overlap_sgp")
+        for x, y in batches(rank, 5):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        before = flat(model)
+        if loads and rank == 0:
+            model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+        session.close()
+        return flat(model) - before
+
+    assert all(moved.any() for moved in on_ranks(2, lambda rank: run(rank, loads=False)))
+    first, second = on_ranks(2, lambda rank: run(rank, loads=True))
+    assert torch.allclose(first, torch.ones_like(first), rtol=0, atol=1e-12)
+    assert not second.any()

@@ -100,6 +100,18 @@ class ParameterStorage:
             pieces.append((flat, start, slice(span.start, span.start + span.padded_numel)))
         return [(place, flat[start : start + place.stop - place.start]) for flat, start, place in pieces]
 
+    def sampled(self, most: int) -> list[tuple[Tensor, Tensor]]:
+        """Return each flat buffer with the indices of at most so many elements of each parameter, spread over it."""
+        return [
+            (
+                flat,
+                torch.cat(
+                    [s.start + torch.linspace(0, s.numel - 1, min(s.numel, most)).long() for s in spans]
+                ).to(flat.device),
+            )
+            for spans, flat in self._flats
+        ]
+
     def is_bound(self) -> bool:
         """Return whether all parameters are still in the storage."""
         return list(map(Tensor.data_ptr, self._bound_parameters)) == self._addresses

@@ -112,11 +112,11 @@ class ReplicaSession(SteppingSession):
         with ExitStack() as looking:
             looking.enter_context(self.trained_values())
             under_way = self._phases.keep()
-            self.settle_together()
+            written = self._phases.settle_to_read("session.consensus")
             self._compare_steps("session.consensus")
             self._tell_of_mode()
             apart = self._equality.look("session.consensus", self.step, repairs=False)
-            consensus = self._phases.set_to_mean(apart, whole=True)
+            consensus = self._phases.set_to_mean(apart, whole=True, written=written)
             self._one_at = self.step
             return self._within(consensus, under_way, looking.pop_all())
 
@@ -137,6 +137,10 @@ class ReplicaSession(SteppingSession):
     def note_counts(self, model: nn.Module) -> None:
         alone = self.storage.parameters if self._apart and self.island.own is None else {}
         note_counted(model, self.step, self.epochs.ended, alone)
+
+    def warn_of_age(self) -> None:
+        if not self._phases.left.were_written():  # else it is not the outer parameters that are shown
+            super().warn_of_age()
 
     def _tell_of_mode(self) -> None:
         kind = self.optimizers.in_training_mode
@@ -166,7 +170,7 @@ class ReplicaSession(SteppingSession):
         with ExitStack() as looking:
             looking.enter_context(self.trained_values())
             under_way = self._phases.keep()
-            self.settle()
+            self._phases.settle_to_read()
             return self._as_it_is(under_way, self.step, looking.pop_all())
 
     @contextmanager
@@ -185,7 +189,7 @@ class ReplicaSession(SteppingSession):
         self.begin_collective("session.consensus_distance")
         with self.trained_values():
             under_way = self._phases.keep()
-            self.settle_together()
+            self._phases.settle_to_read("session.consensus_distance")
             self._compare_steps("session.consensus_distance")
             apart = self._equality.look("session.consensus_distance", self.step, repairs=False)
             distance = self._phases.distance(self.gather, apart)
@@ -225,6 +229,7 @@ class ReplicaSession(SteppingSession):
 
     def load_state(self, file: StateFile) -> None:
         self.replica_state.load(file)
+        self._phases.left.note()
 
     def load_mean(self, files: Sequence[StateFile]) -> None:
         self.replica_state.load_mean(files)

@@ -135,6 +135,16 @@ class ParameterSync:
             exchange.debias()
 
     @torch.no_grad()
+    def drop(self) -> None:
+        """End all exchanges under way on all ranks without merging them: parameters stay as they were written."""
+        for mix in self.exchanges:
+            started = [segment for segment in mix.opened.segments if mix.opened.started(segment)]
+            for segment in started:
+                mix.opened.finish(segment)
+            if started:
+                mix.push_sum.set(dict.fromkeys(mix.push_sum.weights, 1.0))
+
+    @torch.no_grad()
     def take_changes(self) -> None:
         """Add other ranks' changes to parameters since the last merge; collective, with no exchange under way."""
         for exchange in self.exchanges:

@@ -14,6 +14,7 @@ from hocket.session.exchange.active import Counters
 from hocket.session.exchange.active_phase import ActivePhase
 from hocket.session.exchange.phase_opener import PhaseOpener
 from hocket.session.exchange.under_way import UnderWay
+from hocket.session.exchange.written import ValuesLeft
 from hocket.session.ranks import differing
 from hocket.session.replica import Replica
 from hocket.session.save.consensus import Consensus, OuterValues, average_optimizers, squared_distance
@@ -21,6 +22,7 @@ from hocket.session.step.stale_gradients import StaleGradients
 from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer
 from hocket.transport.gathering import Gather
+from hocket.transport.peer import gather
 
 _log = logging.getLogger("hocket")
 
@@ -58,6 +60,8 @@ class Phases:
         active = ActivePhase(strategy, opening, replica)
         if not parameters_equal:
             active.parameters.average_outer()
+        #: What a program has not written.
+        self.left = ValuesLeft(replica.storage, active.parameters)
         return active
 
     def _keeps_equal(self, strategy: Strategy) -> bool:
@@ -71,6 +75,7 @@ class Phases:
 
     def begin_equal(self) -> None:
         """Note that all replicas hold the same bits now."""
+        self.left.note()
         self._equal, self.replicas_equal = True, self._keeps_equal(self.active.strategy)
         self._replica.optimizers.summed_rates = 0.0
 
@@ -97,6 +102,7 @@ class Phases:
             remembered = self.active.parameters.remembered()
             self._replace_by(following)
             self.active.parameters.take_over(remembered)
+        self.left.note()
 
     def _leave(self) -> None:
         """Finish all exchanges, and take over residuals, compressors' momentum and the outer parameters."""
@@ -145,12 +151,35 @@ class Phases:
     def settle(self) -> None:
         """Finish all exchanges and merge their results into the parameters, as the next forward would."""
         self._replica.check(take_values=True)
+        written = self.left.were_written()
         self.active.parameters.settle()
+        if not written:
+            self.left.note()
 
     def settle_together(self) -> None:
         """Finish all ranks' exchanges, so that the replicas' mean is final; collective."""
         self.settle()
         self.active.parameters.take_changes()
+
+    def settle_to_read(self, call: str = "") -> bool:
+        """Finish all exchanges: merge their results, or drop them where a program has written parameters meanwhile.
+
+        Args:
+            call: the call that reads the replicas of all ranks, and is collective; none if this rank reads its own.
+
+        Returns:
+            Whether this rank has written, or for a collective call any rank.
+        """
+        written, parameters = self.left.were_written(), self.active.parameters
+        if call and self.left.matters:
+            written = any(gather(self._replica.ranks.island.everyone, written, what=call))
+        if written:
+            parameters.drop()
+            return True
+        parameters.settle()
+        if call:
+            parameters.take_changes()
+        return False
 
     def receive(self) -> None:
         """Wait for all exchanges under way, and merge those that the next forward would."""
@@ -160,9 +189,11 @@ class Phases:
     def keep(self) -> UnderWay:
         """Return a backup, to undo the merges of `settle` or `settle_together`."""
         self.receive()
-        return UnderWay(self.active.parameters.exchanges, self._replica.storage.flats)
+        return UnderWay(self.active.parameters.exchanges, [*self._replica.storage.flats, *self.left.samples])
 
-    def set_to_mean(self, apart: Sequence[Tensor] = (), *, whole: bool = False) -> Consensus:
+    def set_to_mean(
+        self, apart: Sequence[Tensor] = (), *, whole: bool = False, written: bool = False
+    ) -> Consensus:
         """Set tensors that may differ between ranks to their mean, or parameters to the outer ones; collective.
 
         Equal values stay, bit for bit.
@@ -170,8 +201,9 @@ class Phases:
         Args:
             apart: flat buffers of parameters that should be equal, and are not.
             whole: whether tensors without a mean become rank 0's on all ranks.
+            written: whether a program has written the parameters, so that outer ones do not have its values.
         """
-        replica, exchange = self._replica, self.active.strategy.outer
+        replica, exchange = self._replica, None if written else self.active.strategy.outer
         outer = None if exchange is None else OuterValues(exchange, replica.storage, replica.ranks.placement)
         tensors = [] if self.replicas_equal or outer else list(replica.storage.flats)
         if self.replicas_equal:
@@ -236,8 +268,7 @@ class Phases:
         """
         with suppress(ReplacedError):
             self._replica.check(take_values=True)
-        self.active.parameters.settle()
-        self.active.parameters.take_changes()
+        self.settle_to_read("the session's end")
 
     def close(self) -> None:
         """Close the active phase, with no exchange under way; collective."""

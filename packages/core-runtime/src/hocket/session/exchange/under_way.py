@@ -40,7 +40,7 @@ class UnderWay:
     Args:
         exchanges: of this rank. Where others change its values between rounds (`Ends.OPEN`), nothing is put back:
             that would undo their changes.
-        flats: the parameters' memory.
+        flats: the parameters' memory, and what was noted of it.
     """
 
     @torch.no_grad()
