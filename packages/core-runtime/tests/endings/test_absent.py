@@ -1,4 +1,4 @@
-"""A rank that ends before it joins the job, with status 0: the others end soon, and say which one it was."""
+"""A rank that ends before it joins the job, or goes on alone: the others end soon, and say which one it was."""
 
 from __future__ import annotations
 
@@ -57,6 +57,45 @@ def test_the_others_end_with_a_line(launch: list[str], variable: str, leaving: s
         "hocket: rank 0 waits for rank 1, which has ended before joining the job (sys.exit, or the end of the "
         "script?), so all ranks end. All must call hocket.attach or hocket.join"
     ], ended.stderr
+    assert ended.returncode == 1
+
+
+CAUGHT = """
+import torch, hocket
+for trial in range(2):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = hocket.attach(model, optimizer, "sgd")
+    try:
+        if session.rank == 1:
+            raise ValueError("a bad trial")
+        model(torch.ones(1, 2)).sum().backward()
+    except ValueError:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    "transport", ["torch", pytest.param("mpi", marks=[pytest.mark.mpi, pytest.mark.full])]
+)
+def test_one_that_goes_on_after_its_own_error_is_told_of_the_session_that_it_left(
+    transport: str, tmp_path: Path
+) -> None:
+    """Outside of `with session` nothing ends the session, and the others waited for 300 s."""
+    script = tmp_path / "script.py"
+    script.write_text(CAUGHT)
+    begun_s = time.monotonic()
+    ended = subprocess.run(
+        [*LAUNCH, transport, str(script)], capture_output=True, text=True, timeout=3 * LONGEST_S, check=False
+    )
+    assert time.monotonic() - begun_s < 2 * LONGEST_S
+    [line] = [line for line in ended.stderr.splitlines() if line.startswith("hocket: at step")]
+    assert "rank 1 waits for rank" in line
+    assert "hocket.attach" in line
+    assert (
+        "rank 0 is waiting in gradients.0" in line or "rank 0 has not arrived: waiting in gradients.0" in line
+    )
+    assert "leaves the others in the earlier session: train within `with session:`" in line
     assert ended.returncode == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Start
 
-# A worker cannot pickle a sample, so nothing comes; or it is killed, as where memory is short.
+# A worker cannot pickle a sample, so nothing comes; or it is killed, as where memory is short, ends, or fails.
 SCRIPT = """
 import os, signal, sys
 import torch, hocket
@@ -26,11 +26,15 @@ class Samples(torch.utils.data.Dataset):
         if self.rank == 1 and index >= 16:
             if self.fault == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "ended":
+                os._exit(0)
+            if self.fault == "failed":
+                raise ValueError("no such sample")
             return lambda: None
         return torch.ones(2)
 
 if __name__ == "__main__":
-    peer = hocket.join("torch")
+    peer = hocket.join()
     peer.timeout_s = 3.0
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -42,9 +46,10 @@ if __name__ == "__main__":
         optimizer.step()
         optimizer.zero_grad()
 """
-# All ranks wait for their third batch for longer than is without a report.
+# All ranks wait for their third batch, together for longer than is without a report.
 ALL_READ = """
 import time
+from pathlib import Path
 import torch, hocket
 from hocket.training.startup import defer_dynamo
 from hocket.transport.host import status
@@ -54,7 +59,11 @@ status.READING_REPORT_AFTER_S = 0.6
 
 def batches():
     for number in range(5):
-        time.sleep(2.0 if number == 2 else 0.0)
+        if number == 2:
+            Path(f"reads-{session.rank}").touch()
+            while len([*Path().glob("reads-*")]) < session.size:
+                time.sleep(0.01)
+            time.sleep(1.2)
         yield torch.ones(4, 2)
 
 model = torch.nn.Linear(2, 2)
@@ -69,9 +78,15 @@ with hocket.attach(model, optimizer, "sgd") as session:
 LAUNCH = [sys.executable, "-c", "from hocket.cli.main import main; main()", "launch", "-n", "2"]
 
 
-def last_line(start: Start, folder: Path, fault: str) -> str:
+BOTH = pytest.mark.parametrize("transport", ["torch", pytest.param("mpi", marks=pytest.mark.mpi)])
+FULL_ON_MPI = pytest.mark.parametrize(
+    "transport", ["torch", pytest.param("mpi", marks=[pytest.mark.mpi, pytest.mark.full])]
+)
+
+
+def last_line(start: Start, folder: Path, fault: str, transport: str = "torch") -> str:
     (folder / "script.py").write_text(SCRIPT)
-    ended = start([*LAUNCH, "--transport", "torch", "script.py", fault], cwd=folder).end()
+    ended = start([*LAUNCH, "--transport", transport, "script.py", fault], cwd=folder).end()
     assert ended.status == 1, ended.errors
     return ended.errors.splitlines()[-1]
 
@@ -82,7 +97,7 @@ def test_one_that_sends_nothing(start: Start, tmp_path: Path) -> None:
     assert "rank 1 has not arrived: reading its data loader, in no exchange, for " in line
 
 
-@pytest.mark.parametrize("transport", ["torch", pytest.param("mpi", marks=pytest.mark.mpi)])
+@BOTH
 def test_all_that_read_for_long_say_so_once(start: Start, tmp_path: Path, transport: str) -> None:
     (tmp_path / "script.py").write_text(ALL_READ)
     ended = start([*LAUNCH, "--transport", transport, "script.py"], cwd=tmp_path).end()
@@ -93,7 +108,28 @@ def test_all_that_read_for_long_say_so_once(start: Start, tmp_path: Path, transp
     assert re.fullmatch(expected, lines[0])
 
 
-def test_one_whose_worker_is_killed(start: Start, tmp_path: Path) -> None:
-    line = last_line(start, tmp_path, "killed")
+@FULL_ON_MPI
+def test_one_whose_worker_is_killed(start: Start, tmp_path: Path, transport: str) -> None:
+    line = last_line(start, tmp_path, "killed", transport)
     cause = r"DataLoader worker .*(is killed by signal: Killed|exited unexpectedly)"  # as torch notices it
-    assert re.fullmatch(rf"hocket: rank 1 at step \d+: RuntimeError: {cause}; all ranks end", line), line
+    where = "(, reading its data loader)?"  # or a signal's handler says so elsewhere
+    assert re.fullmatch(rf"hocket: rank 1 at step \d+{where}: RuntimeError: {cause}; all ranks end", line), (
+        line
+    )
+
+
+@FULL_ON_MPI
+def test_one_whose_worker_fails(start: Start, tmp_path: Path, transport: str) -> None:
+    """The line has the worker's own error."""
+    line = last_line(start, tmp_path, "failed", transport)
+    cause = "Caught ValueError in DataLoader worker process 0: ValueError: no such sample"
+    where = r"rank 1 at step \d+, reading its data loader"
+    assert re.fullmatch(f"hocket: {where}: {cause}; all ranks end", line), line
+
+
+@FULL_ON_MPI
+def test_one_whose_worker_ends(start: Start, tmp_path: Path, transport: str) -> None:
+    """Torch raises a connection's error then, which must not be taken for one between ranks."""
+    line = last_line(start, tmp_path, "ended", transport)
+    where = r"rank 1 at step \d+, reading its data loader"
+    assert re.fullmatch(rf"hocket: {where}: \w+Error: .*; all ranks end", line), line

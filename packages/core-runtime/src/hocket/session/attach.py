@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hocket.errors import AttachError, CheckpointError
+from hocket.errors import AttachError, CheckpointError, ExchangeTimeoutError
 from hocket.launch.joining import join
 from hocket.plain import TreeView
 from hocket.plugin import CORE
@@ -56,6 +56,12 @@ _log = logging.getLogger("hocket")
 P = ParamSpec("P")
 
 
+_STILL_OPEN = (
+    "A rank that catches an error and attaches again leaves the others in the earlier session: train within `with "
+    "session:`, which ends it on all ranks"
+)
+
+
 def _in_session(attach: Callable[P, Session]) -> Callable[P, Session]:
     """Give `attach` an endpoint of the session's own, and notify the other ranks if it fails."""
 
@@ -71,6 +77,8 @@ def _in_session(attach: Callable[P, Session]) -> Callable[P, Session]:
             session = attach(*given, **named)
         except Exception as error:
             peer.leave_session(number, left_by(error, 0))
+            if isinstance(error, ExchangeTimeoutError) and number > 1:
+                raise ExchangeTimeoutError(f"{error}. {_STILL_OPEN}") from error
             raise
         session.inner.owns_peer = own is not peer
         return session

@@ -86,7 +86,7 @@ def agree(peer: Peer, facts: Mapping[str, object], refusal: str | None = None) -
         AttachError: on every rank: a rank cannot continue; with its reason.
         DisagreementError: on every rank; names the facts that differ, and on which ranks.
     """
-    refusals = gather(peer, refusal)
+    refusals = gather(peer, refusal, what="hocket.attach")
     if refusal is not None:
         raise AttachError(refusal)
     for rank, reason in enumerate(refusals):

@@ -51,9 +51,11 @@ class LoaderReading:
         _here.reading = self
         self._status.note_computing(READS)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _here.reading = self._outer
         self._status.note_computing()
+        if error is not None:
+            error.add_note(READS)
 
     def note(self, loader: object, weight: float, batch: Batch) -> None:
         """Note that a loader gives a batch, and its weight."""

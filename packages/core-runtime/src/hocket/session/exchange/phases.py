@@ -61,7 +61,7 @@ class Phases:
         if not parameters_equal:
             active.parameters.average_outer()
         #: What a program has not written.
-        self.left = ValuesLeft(replica.storage, active.parameters)
+        self.left = ValuesLeft(replica.storage, strategy.parameters)
         return active
 
     def _keeps_equal(self, strategy: Strategy) -> bool:

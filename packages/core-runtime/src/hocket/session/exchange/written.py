@@ -6,13 +6,14 @@ parameters that do not have it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from hocket.collective.api import Ends
 from hocket.segment.storage import ParameterStorage
-from hocket.session.exchange.parameter_sync import ParameterSync
-from hocket.strategy.exchange import Overlap
+from hocket.strategy.exchange import Exchange, Overlap
 
 #: Elements of each parameter that are looked at.
 _SAMPLES = 16
@@ -26,14 +27,14 @@ class ValuesLeft:
 
     Args:
         storage: the parameters' memory.
-        parameters: their exchanges.
+        exchanges: of parameters, on any rank.
     """
 
-    def __init__(self, storage: ParameterStorage, parameters: ParameterSync) -> None:
-        opened = [mix.opened.exchange for mix in parameters.exchanges]
+    def __init__(self, storage: ParameterStorage, exchanges: Sequence[Exchange]) -> None:
         #: Whether a consensus or a close could lose what is written; the same on all ranks.
-        self.matters = any(each.delay or each.outer for each in opened) and all(
-            each.overlap is Overlap.NONE and each.collective.traits.ends is not Ends.OPEN for each in opened
+        self.matters = any(each.delay or each.outer for each in exchanges) and all(
+            each.overlap is Overlap.NONE and each.collective.traits.ends is not Ends.OPEN
+            for each in exchanges
         )
         self._sampled = storage.sampled(_SAMPLES) if self.matters else []
         #: What was noted of each buffer.

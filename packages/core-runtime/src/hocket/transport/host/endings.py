@@ -32,7 +32,7 @@ from hocket.transport import forks
 from hocket.transport.host.peer import HostPeer
 from hocket.transport.host.status import StatusBoard
 from hocket.transport.job_notes import note_ending, note_leaving
-from hocket.transport.status import RankState, RankStatus, summarise
+from hocket.transport.status import READS, RankState, RankStatus, summarise
 
 #: A rank that is waited for may take this long to leave together with the others, in seconds.
 LEAVING_GRACE_S = 5.0
@@ -106,9 +106,8 @@ class Endings:
         if isinstance(error, HocketError):
             self._end(error, f"hocket: {_WHO} at step {step}: {type(error).__name__}: {error}", 1)
         lines = "".join(traceback.format_exception(kind, error, trace))
-        first, *_ = str(error).strip().splitlines() or [""]  # all of it is above
-        cause = ": ".join(filter(None, [kind.__name__, first.rstrip(" .:")]))
-        self._end(error, f"{lines}hocket: {_WHO} at step {step}: {cause}; all ranks end", 1)
+        place = f"at step {step}" + f", {READS}" * (READS in getattr(error, "__notes__", ()))
+        self._end(error, f"{lines}hocket: {_WHO} {place}: {_cause(error)}; all ranks end", 1)
 
     def _spawned_ends(self) -> None:
         """End the job at once where an exception ends a process of multiprocessing, or of torch's `spawn`."""
@@ -204,6 +203,15 @@ class Endings:
             if time.monotonic() - max(row.since_s for row in waiting) > LEAVING_GRACE_S
             else ""
         )
+
+
+def _cause(error: BaseException) -> str:
+    """Return an exception in a line: its type, and the first line of its text, all of which is shown above."""
+    first, *others = str(error).strip().splitlines() or [""]
+    parts = [type(error).__name__, first.rstrip(" .:")]
+    if others and others[0].startswith("Original Traceback"):  # torch's, of a loader's worker
+        parts = [parts[1], others[-1]]
+    return ": ".join(filter(None, parts))
 
 
 def _is_of_spawn(error: SystemExit) -> bool:

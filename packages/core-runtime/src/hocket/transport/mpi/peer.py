@@ -13,6 +13,7 @@ from hocket.arrays import Array
 from hocket.errors import ExchangeTimeoutError, PeerLostError, TransportError
 from hocket.transport.host import HostPeer, StatusBoard
 from hocket.transport.host.endings import Endings, announce
+from hocket.transport.host.peer import STUCK_AFTER_S
 from hocket.transport.lane import Lane
 from hocket.transport.mpi.board import open_board
 from hocket.transport.mpi.failures import MPIFailures
@@ -105,12 +106,14 @@ class MPIPeer(HostPeer):
         session is not taken for one that is here.
         """
         what = f"beginning session {number}"
-        waiting = MPILane(self._part(self._comm, self.world_ranks, key), self._comm, "session")
+        waiting = MPILane(self._part(self._comm, self.world_ranks, key), self._comm, "hocket.attach")
         word, distance, turn = np.zeros(1, np.uint8), 1, number * _ROUNDS
         while distance < self.size:
             to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
             sent = waiting.isend(word, to, turn)
-            waiting.irecv(np.empty(1, np.uint8), source, turn).wait()
+            receiving = waiting.irecv(np.empty(1, np.uint8), source, turn)
+            assert isinstance(receiving, MPIRequest)  # a byte is one piece
+            receiving.wait(is_in_vain=lambda: self.status.is_waited_for(waiting.name, STUCK_AFTER_S))
             sent.wait()
             distance, turn = 2 * distance, turn + 1
         comm, request = begun(waiting, what, self._comm.Idup)
