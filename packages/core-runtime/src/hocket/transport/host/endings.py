@@ -206,7 +206,7 @@ class Endings:
 
 
 def _cause(error: BaseException) -> str:
-    """Return an exception in a line: its type, and the first line of its text, all of which is shown above."""
+    """Return an exception in a line: its type, and the first line of its text. All of it is shown above."""
     first, *others = str(error).strip().splitlines() or [""]
     parts = [type(error).__name__, first.rstrip(" .:")]
     if others and others[0].startswith("Original Traceback"):  # torch's, of a loader's worker
