@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 from toys import Batch, batches, flat, mlp, on_ranks, sgd
 
 import hocket
@@ -18,6 +19,9 @@ from hocket.errors import UserError
 PASSES, LENGTH = 2, 4
 #: In the second pass.
 SAVED = 6
+
+#: As many as two ranks read in a pass, two at a time.
+SAMPLES = TensorDataset(*map(torch.cat, zip(*batches(0, LENGTH), strict=True)))
 
 Seen = list[float]
 
@@ -116,3 +120,54 @@ def test_a_loop_that_trains_and_was_taken_for_an_evaluation_is_an_error(tmp_path
     on_ranks(2, save)
     with pytest.raises(UserError, match=r"call model\.train\(\) before the loop"):
         on_ranks(2, resume)
+
+
+@pytest.mark.parametrize("strategy", ["sgd", "periodic_average"])
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("saved", [LENGTH, SAVED])
+def test_a_look_at_the_first_batch_is_no_pass(saved: int, held: bool, strategy: str, tmp_path: Path) -> None:
+    """Torch's tutorials read a batch's size so, in each epoch; resumed, they ended after half of their epochs."""
+
+    def run(rank: int, *, resume: bool, looks: bool = True) -> tuple[Tensor, Seen, int]:
+        model, seen, iterators = mlp(), [], []  # type: ignore[var-annotated]
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, strategy) as session:
+            data = session.data(hocket.loader(SAMPLES, 2))
+            first = session.load(tmp_path).epoch if resume else 0
+            for _ in range(first, PASSES):
+                if looks:
+                    iterators.append(iter(data))
+                    next(iterators[-1])
+                    if not held:
+                        iterators.clear()
+                for batch in data:
+                    trained(model, optimizer, batch, seen)
+                    if session.step == saved == SAVED and not resume and looks:
+                        session.save(tmp_path)
+                if session.step == saved == LENGTH and not resume and looks:
+                    session.save(tmp_path)
+            return flat(model), seen, session.inner.epochs.ended
+
+    whole = on_ranks(2, partial(run, resume=False, looks=False))
+    for resume in (False, True):
+        for rank, (model, seen, ended) in enumerate(on_ranks(2, partial(run, resume=resume))):
+            assert torch.equal(model, whole[rank][0])
+            assert seen == whole[rank][1][saved * resume :]
+            assert ended == PASSES
+
+
+@pytest.mark.parametrize("used", ["accumulated", "stepped"])
+def test_a_pass_that_is_left_after_its_first_batch_counts(used: str) -> None:
+    def run(rank: int) -> int:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, "sgd") as session:
+            for batch in session.data(batches(rank, LENGTH)):
+                with session.accumulate() if used == "accumulated" else contextlib.nullcontext():
+                    F.cross_entropy(model(batch[0]), batch[1]).backward()
+                if used == "stepped":
+                    optimizer.step()
+                break
+            return session.inner.epochs.ended
+
+    assert on_ranks(2, run) == [1, 1]

@@ -186,6 +186,11 @@ class EngineSession(ABC):
         """Tell whether the current batch seems to be one of evaluation: nothing was trained with it."""
         return False
 
+    @property
+    def batch_unused(self) -> bool:
+        """Tell whether nothing was trained with the current batch yet."""
+        return False
+
     @abstractmethod
     def begin_batch(self, weight: float) -> None:
         """Begin a batch; `data` calls it.

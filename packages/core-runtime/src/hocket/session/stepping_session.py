@@ -150,6 +150,10 @@ class SteppingSession(EngineSession):
     def looked_on(self) -> bool:
         return self._unopened is not None
 
+    @property
+    def batch_unused(self) -> bool:
+        return self.state.now is SessionState.IDLE and self.step == self._step_of_batch
+
     def _open_batch(self, call: str) -> None:
         """Begin the batch that was handed out, for a call that trains; evaluations begin none."""
         self.require(call, training=True)

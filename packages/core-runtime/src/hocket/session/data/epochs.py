@@ -61,6 +61,8 @@ class Epochs:
         self._current: Cursor | None = None
         self._streamed: StreamedSamples | None = None
         self._to_continue: tuple[PassesState, RandomState] | None = None
+        #: What the current pass may have taken of it, and its number of batches before that pass.
+        self._found: tuple[tuple[PassesState, RandomState] | None, int] = None, 0
 
     @property
     def under_way(self) -> bool:
@@ -78,7 +80,7 @@ class Epochs:
             status: shows the other ranks that this one reads.
             evaluates: whether the model seems to be evaluated.
         """
-        self._supersede()
+        found = self._to_continue
         saved, now = self._take_loaded(evaluates)
         self._current = begun = LoaderCursor(
             loader, LoaderReading(rank, size, self.ended, status), saved and saved["current"], now
@@ -86,6 +88,7 @@ class Epochs:
         begun.evaluates = evaluates
         trained = begun.num_steps > 0
         begun.trained = trained if saved is None else saved.get("trained", trained)
+        self._found = found, begun.num_steps
         return begun
 
     def _take_loaded(self, evaluates: bool) -> tuple[PassesState | None, RandomState | None]:
@@ -110,7 +113,6 @@ class Epochs:
 
     def begin_streamed(self, samples: StreamedSamples, loader: Iterable[Batch]) -> StreamCursor:
         """Begin a pass over samples that travel, or continue the one that was loaded; collective."""
-        self._supersede()
         self._streamed = samples
         if self._to_continue is None:
             begun = samples.begin(loader, self.ended)
@@ -138,21 +140,25 @@ class Epochs:
                 "the checkpoint's pass over the data: call model.train() before the loop"
             )
 
-    def _supersede(self) -> None:
-        """End the current pass, though its iterator may still exist."""
+    def supersede(self, *, unused: bool) -> None:
+        """End the current pass, though its iterator may still exist; `unused` as for `end`."""
         if self._current is not None:
             self._current.superseded = True
-            self.end(self._current, early=True)
+            self.end(self._current, early=True, unused=unused)
 
-    def end(self, ended: Cursor, *, early: bool = False, counts: bool = True) -> None:
-        """Note that a pass is over.
+    def end(self, ended: Cursor, *, early: bool = False, counts: bool = True, unused: bool = False) -> None:
+        """Note that a pass is over. One that gave a single batch, for a look at it, leaves all as it was.
 
         Args:
             ended: the pass.
             early: whether its loop was left before its last batch.
             counts: whether it was a pass of training, not of evaluation alone.
+            unused: whether nothing was done with its last batch.
         """
         if ended is self._current:
+            found, began_at = self._found
+            if early and unused and isinstance(ended, LoaderCursor) and ended.num_steps == began_at + 1:
+                self._to_continue, counts = found, False
             self.ended += counts
             self._current = None
             self._left = (ended.num_steps, early)

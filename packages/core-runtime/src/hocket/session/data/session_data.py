@@ -82,6 +82,7 @@ class SessionData:
 
     def __iter__(self) -> Iterator[Batch]:
         self._session.begin_collective("the next pass over session.data")
+        self._session.epochs.supersede(unused=self._session.batch_unused)
         current = self._begin()
         early = True
         steps = self._common_steps(current)
@@ -103,7 +104,12 @@ class SessionData:
             self._warn_of_pass(current)
         finally:
             steps.close()
-            self._session.epochs.end(current, early=early, counts=current.trained or current.num_steps == 0)
+            self._session.epochs.end(
+                current,
+                early=early,
+                counts=current.trained or current.num_steps == 0,
+                unused=self._session.batch_unused,
+            )
             if not current.superseded:  # else another pass is under way
                 self._session.end_pass()
 
