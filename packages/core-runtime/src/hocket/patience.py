@@ -24,5 +24,5 @@ def speaking_after(seconds: float, speak: Callable[[], None]) -> Iterator[None]:
 
 def saying_it_goes_on(what: str) -> contextlib.AbstractContextManager[None]:
     """Surround work that may take long for many ranks, and say so on standard error if it does."""
-    text = f"hocket: still {what}: more ranks take longer"
+    text = f"hocket: still {what}, which takes longer with more ranks"
     return speaking_after(_AFTER_S, lambda: print(text, file=sys.stderr, flush=True))

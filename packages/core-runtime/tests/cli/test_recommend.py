@@ -480,7 +480,7 @@ def test_counts_have_no_point_without_a_digit_behind_it() -> None:
         (["--hosts", "8", "--params", "1M"], "hosts '8': write 8x1 for 8 hosts of one rank"),
         (
             ["parameters.0.every=30", "--hosts", "2x1"],
-            "parameters.0.every=30: name one recipe, file or run, before its overrides",
+            "parameters.0.every=30: name at most one recipe, file or run, and its overrides after it",
         ),
         (
             ["periodic_avarage", "--hosts", "2x1", "--params", "1M", "--step", "1"],

@@ -366,9 +366,7 @@ def test_mistakes_start_nothing(
 def test_in_a_launcher(hocket: Hocket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_SIZE", "2")
     ended = hocket("sweep", "sgd", "seed=0,1")
-    assert (
-        ended.err == "hocket: hocket sweep starts the ranks of its runs itself: leave out MPICH's mpiexec\n"
-    )
+    assert ended.err == "hocket: hocket sweep starts the ranks itself: call it without MPICH's mpiexec\n"
 
 
 def test_a_dry_run_lists_the_runs_and_starts_none(

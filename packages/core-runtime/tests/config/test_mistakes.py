@@ -175,11 +175,11 @@ def test_a_strategy_takes_no_settings_of_a_run() -> None:
     with pytest.raises(ConfigError) as caught:
         compose("sgd", "epochs=3")
     assert str(caught.value) == (
-        "override 'epochs=3': epochs is no part of a strategy; allowed: samples, gradients, parameters, "
+        "override 'epochs=3': epochs is not a part of a strategy; allowed: samples, gradients, parameters, "
         "synchronous_steps"
     )
     with pytest.raises(
-        ConfigError, match=r"every is no part of a strategy. Did you mean parameters.0.every\? Allowed"
+        ConfigError, match=r"every is not a part of a strategy. Did you mean parameters.0.every\? Allowed"
     ):
         compose("periodic_average", "every=8")
 

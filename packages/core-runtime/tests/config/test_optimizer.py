@@ -100,7 +100,7 @@ def test_an_optimizer_of_ones_own_is_named_by_its_module() -> None:
             "no_such_module:LARS",
             "cannot import the optimizer 'no_such_module:LARS': ModuleNotFoundError: No module",
         ),
-        ("torch.nn:Linear", "'torch.nn:Linear' is no subclass of torch.optim.optimizer.Optimizer"),
+        ("torch.nn:Linear", "'torch.nn:Linear' is not a subclass of torch.optim.optimizer.Optimizer"),
     ],
 )
 def test_what_is_no_optimizer_of_ones_own(name: str, problem: str) -> None:

@@ -87,7 +87,7 @@ def test_what_is_resolved_is_complete_and_loads_to_the_same(tmp_path: Path) -> N
         ([{**WSD, "schedulers": [PLATEAU]}], "schedulers.0.schedulers.0: reducelronplateau steps by a metric"),
         ([{**PLATEAU, "metric": 3}], "schedulers.0.metric: got 3; allowed: a metric's name, such as valid_loss"),
         ([{**PLATEAU, "metric": "loss"}], "schedulers.0.metric: got 'loss'; allowed: train_loss, or a name that "),
-        (["torch.nn:Linear"], "schedulers.0: 'torch.nn:Linear' is no subclass of torch.optim.lr_scheduler.LRSchedul"),
+        (["torch.nn:Linear"], "schedulers.0: 'torch.nn:Linear' is not a subclass of torch.optim.lr_scheduler.LRS"),
         ([{"name": "steplr", "stepsize": 3}], "schedulers.0.stepsize: unknown argument of steplr. Did you mean 'st"),
         ([WARM_UP, {"name": "steplr"}], "schedulers.1: steplr refuses no arguments: "),
         ([{"name": "linearlr", "start_factor": 2}], "schedulers.0: linearlr refuses start_factor: 2: "),

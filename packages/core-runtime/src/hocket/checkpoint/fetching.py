@@ -67,7 +67,7 @@ def fetch(peer: Peer, lane: Lane, path: Path, leaders: Callable[[], Sequence[int
     if others:
         return (
             f"{path / MANIFEST} differs between ranks {having[0]} and {others[0]}: two jobs have saved into "
-            "this folder"
+            "this folder: load another checkpoint"
         )
     text = gather(peer, text if peer.rank == having[0] else None)[having[0]]
     manifest = Manifest.parse(path, text)

@@ -201,7 +201,7 @@ def _too_long(size: int, structure: object) -> str:
         keys.append(str(key))
     return (
         f"{'/'.join(keys)} makes up most of {size} bytes of text, but a file holds at most {_MOST_HEADER_BYTES} bytes "
-        "beside tensors: keep it as a tensor, an array, or a list of only integers or only floats"
+        "besides tensors: keep it as a tensor, an array, or a list of only integers or only floats"
     )
 
 

@@ -94,7 +94,7 @@ def run(
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @rank_options(
-    "that of --hosts", "torch between hosts, and mpi on one host if installed", transports=("mpi", "torch")
+    "from --hosts", "torch between hosts, and mpi on one host if installed", transports=("mpi", "torch")
 )
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for `python -m`.")
 @out_option(
@@ -115,7 +115,7 @@ def launch(
 ) -> None:
     """Start your own script on several ranks.
 
-    The ranks share the cores, as with `hocket run`. If one fails all ranks end, and the last line says why.
+    The ranks share the cores, as with `hocket run`. If one fails, all ranks end, and the last line says why.
 
     \b
     hocket launch -n 4 train.py --lr 0.1

@@ -137,7 +137,7 @@ def _utilisation(run: RunConfig, situation: TrainingSituation, plan: Plan) -> It
     late = f", {format_seconds(held_up_s)} of this time waiting for late ranks" if held_up_s else ""
     yield (
         f"A step that computes for {format_seconds(step_s)} (compute.step_s) takes {format_seconds(step_s / share)}"
-        f"{late}; {share:.1%} of it is computing; {', '.join(parts)}, per rank. {ASSUMED_OVERLAP}"
+        f"{late}. Computing is {share:.1%} of it; by bandwidth per rank: {', '.join(parts)}. {ASSUMED_OVERLAP}"
     )
 
 

@@ -49,9 +49,9 @@ def show_stages(stages: Sequence[PlannedStage], replicas: int) -> None:
     show_table(_HEADERS, rows, numbers=_HEADERS[2:])
     print()
     print(
-        "- Tensors of one rank of each stage, from one batch run on copies: all copies of its weights, the states of\n"
-        "  their optimizers, the activations that batches under way keep for backward, and the peak of all together,\n"
-        "  gradients included. The buffers of a strategy's exchanges come on top."
+        "- Memory of one rank of each stage, measured with one batch: all copies of its weights, the states of their\n"
+        "  optimizers, the activations that batches under way keep for backward, and the peak of all these with the\n"
+        "  gradients. The buffers of a strategy's exchanges come on top."
     )
     if replicas > 1:
         print(

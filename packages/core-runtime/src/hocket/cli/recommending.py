@@ -99,7 +99,7 @@ def _words(words: Sequence[str], settings: Sequence[str]) -> tuple[list[str], li
     of_run = [each for each in overrides if each not in of_own]
     if len(own) > 1 or (of_own and not own):
         raise UserError(
-            f"{' and '.join(own or of_own)}: name one recipe, file or run, before its overrides, or none"
+            f"{' and '.join(own or of_own)}: name at most one recipe, file or run, and its overrides after it"
         )
     return [*own, *of_own], of_run, size
 

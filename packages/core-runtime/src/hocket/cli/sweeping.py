@@ -103,7 +103,7 @@ def carry_out_in(
     """
     found = launched()
     if found is not None:
-        raise UserError(f"hocket sweep starts the ranks of its runs itself: leave out {found.launcher}")
+        raise UserError(f"hocket sweep starts the ranks itself: call it without {found.launcher}")
     if (folder / CONFIG).exists():
         raise UserError(
             f"--out {folder} is the folder of a run, where `hocket compare {folder}` would not find a sweep: name "

@@ -145,7 +145,7 @@ def component_name(component: object, registry: Registry | None = None) -> str:
     """
     kind = kind_of_hint(type(component))
     if kind is None:
-        raise TypeError(f"{component!r} is no component")
+        raise TypeError(f"{component!r} is not a component")
     return (registry or default_registry()).name_of(kind, type(component))
 
 

@@ -117,7 +117,7 @@ class Reference:
             ) from error
         if not (inspect.isclass(found) and issubclass(found, base)):
             raise self.name_location.error(
-                f"{self.name!r} is no subclass of {base.__module__}.{base.__name__}"
+                f"{self.name!r} is not a subclass of {base.__module__}.{base.__name__}"
             )
         return found
 

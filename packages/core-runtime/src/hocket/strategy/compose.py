@@ -66,7 +66,7 @@ def _no_part(key: str, target: Target, registry: Registry) -> str:
     keys = flattened(compose(target, registry=registry).resolved(registry))
     places = [each for each in keys if each.rpartition(".")[2] == key]
     guess = f". Did you mean {' or '.join(places)}? Allowed" if places else "; allowed"
-    return f"{key} is no part of a strategy{guess}: {', '.join((*SLOTS, SYNCHRONOUS_STEPS))}"
+    return f"{key} is not a part of a strategy{guess}: {', '.join((*SLOTS, SYNCHRONOUS_STEPS))}"
 
 
 def _warn_of_left(file: str, keys: str) -> None:

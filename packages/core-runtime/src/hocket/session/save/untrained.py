@@ -167,7 +167,7 @@ class UntrainedTensors:
     def _tell_rank0s(self, names: Sequence[str]) -> None:
         self._tell(
             names,
-            "these tensors differ between ranks and are no known running statistics, so a consensus gives all ranks "
+            "these tensors differ between ranks and are not known running statistics, so a consensus gives all ranks "
             "those of rank 0: %s. To average them, name them: hocket.attach(..., statistics=[names])",
         )
 
