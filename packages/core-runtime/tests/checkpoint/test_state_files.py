@@ -214,7 +214,7 @@ def test_long_lists_take_no_room_in_the_header(value: Any, tmp_path: Path) -> No
     [
         (
             100_000_000,
-            r"^state/b has most of 100\d{6} bytes of text, but a file holds at most 100000000 bytes beside",
+            r"^state/b makes up most of 100\d{6} bytes of text, but a file holds at most 100000000 bytes besides",
         ),
         (5000, r"^the state holds a value that JSON cannot hold \(Exceeds the limit"),
     ],

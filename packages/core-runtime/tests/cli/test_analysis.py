@@ -64,7 +64,7 @@ def test_without_matplotlib_there_is_a_table(
         (["sgd"], "--analysis needs an exchange with a topology, and this strategy has none"),
         (["dpsgd", "--compare", "rign"], "--compare rign: there is no topology 'rign'. Did you mean 'ring'? There "),
         (["dpsgd", "--compare", "{name: ring, x: 1}"], "--compare {name: ring, x: 1}: x: unknown key"),
-        (["dpsgd", "--compare", "{"], "--compare {: give a topology's name"),
+        (["dpsgd", "--compare", "{"], "--compare { is not YAML: give a topology's name"),
         (["dpsgd", "--picture", "no/such/folder/x.png"], "--picture no/such/folder/x.png cannot be written"),
     ],
 )  # fmt: skip

@@ -108,7 +108,7 @@ def test_a_virtual_peer_is_not_closed_before_its_thread() -> None:
         peer = join()
         progress = ThreadProgress()
         CalledSum(peer, progress)
-        with pytest.raises(TransportError, match=r"closed before rank 0 \[progress\]"):
+        with pytest.raises(TransportError, match=r"closed before these tasks ended: rank 0 \[progress\]"):
             peer.close()
         progress.close()
         peer.close()

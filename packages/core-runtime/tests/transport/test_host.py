@@ -58,7 +58,7 @@ def test_ranks_that_disagree_are_told_before_memory_is_written(results: list[dic
     for number, rank in enumerate(results):
         message = rank["disagreement"]["result"]
         assert f"rank {number}: at odds, exchange 1 over shared memory" in message
-        assert ("ranks 0 something else" in message) == (number > 0)
+        assert ("but ranks 0 called something else" in message) == (number > 0)
 
 
 def test_all_fall_back_to_messages_where_one_has_no_memory(results: list[dict[str, Any]]) -> None:

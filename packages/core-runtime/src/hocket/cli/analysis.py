@@ -104,7 +104,7 @@ def _topology(text: str) -> Topology:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(
-            f"{label}: give a topology's name, or a mapping with its name and fields"
+            f"{label} is not YAML: give a topology's name, or a mapping with its name and fields"
         ) from error
     where = replace(Document(Origin(label)).root, value=value)
     topology: Topology = build_component(Kind.TOPOLOGY, where, default_registry())

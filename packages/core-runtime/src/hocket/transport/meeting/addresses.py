@@ -62,7 +62,7 @@ def route_to(host: str, port: int) -> tuple[Address, Address]:
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.connect(place)  # sends nothing
             return _plain(probe.getsockname()[0]), _plain(probe.getpeername()[0])
-    raise UserError(f"there is no route to {host}")
+    raise UserError(f"there is no route to {host}: name an address that this host can reach")
 
 
 def is_near(route: tuple[Address, Address]) -> bool:

@@ -219,7 +219,7 @@ class _Threads(Threads):
     def check_ended(self) -> None:
         running = [str(task) for task in self._tasks if task.state is not ThreadState.ENDED]
         if running:
-            raise TransportError(f"the peer was closed before {'; '.join(running)}")
+            raise TransportError(f"the peer was closed before these tasks ended: {'; '.join(running)}")
 
 
 class _Status(Status):
