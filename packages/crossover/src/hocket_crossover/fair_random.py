@@ -33,11 +33,11 @@ class FairRandom(Topology):
     0.194), and which may leave the last rank with nobody but itself.
 
     Attributes:
-        seed: the draws' seed, 0 to 2**64 - 1; the same on every rank.
-        roulette: null, or the chances by which ranks draw, one after the other, in a table with a row for each rank:
-            rank i hears from rank j with weight roulette[i][j] among those whom nobody hears from yet (algorithm 1's
-            reading of the table; section 3.2 has the sources in rows). Not negative, zero on the diagonal. Rows need
-            not sum to 1.
+        seed: the seed of the draws, 0 to 2**64 - 1; the same on every rank.
+        roulette: null, or a table of weights with a row for each rank. Ranks draw one after the other: rank i hears
+            from rank j with weight roulette[i][j], among the ranks from which nobody hears yet. This is the table of
+            the paper's algorithm 1; in section 3.2, rows are the sources. Weights are not negative, and zero on the
+            diagonal. Rows need not sum to 1.
 
     Raises:
         ValueError: the seed is out of range, or the roulette is not such a table or makes a permutation impossible.

@@ -28,9 +28,10 @@ class Unfair(Topology):
     drifts, and a rank that many have drawn sends as many copies.
 
     Attributes:
-        seed: the draws' seed, 0 to 2**64 - 1; the same on every rank.
-        distinct: true: a rank hears from another rank in each segment of a round until it has heard from all, as in
-            COMBO: segment s comes from place s mod (n - 1) in an order of the others. Draws n**2 words a round.
+        seed: the seed of the draws, 0 to 2**64 - 1; the same on every rank.
+        distinct: true: each segment of a round comes from a different rank, until a rank has heard from all others, as
+            in COMBO: segment s comes from place s mod (n - 1) of a drawn order of the others. This draws n**2 words a
+            round.
 
     Raises:
         ValueError: the seed is not in its range.

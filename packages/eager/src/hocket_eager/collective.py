@@ -53,19 +53,20 @@ class PartialAllreduce(Collective):
     whenever it comes. Outer parameters are equal on all ranks that have come to equally many rounds.
 
     Attributes:
-        candidates: m, the number of ranks drawn for each round, at most all; null for all.
-        starts: a round starts when the `first` or the `last` candidate arrives. In the paper,
-            solo is the first of all ranks, and majority a single candidate; the last of all makes an allreduce.
+        candidates: m, the number of candidates: ranks drawn for each round, at most all; null for all.
+        starts: a round starts when the `first` or the `last` candidate arrives. In the paper, solo is the `first` of
+            all ranks, and majority has a single candidate; the `last` of all ranks is an ordinary allreduce.
         missed: the result for a rank that missed several rounds: the `newest` round, as in the paper, or the `sum` of
-            all, so that replicas get the same rounds by the same step. A step whose round was already counted has
-            zero gradients; momentum and weight decay continue.
-        staleness: the most rounds by which a gradient may be late, 0 or more: a round waits until all ranks are that
-            far; null for no bound.
+            all, so that replicas at the same step have received the same rounds. A step whose round was already counted
+            has zero gradients; momentum and weight decay continue.
+        staleness: the largest number of rounds by which a gradient may be late, 0 or more: a round waits for ranks that
+            are further behind; null for no bound.
         algorithm: the algorithm that sums through messages: `recursive_doubling`, as in the paper, takes the fewest
-            steps, a `ring` sends the fewest bytes, and a `star` wakes each rank only twice, for more ranks than cores.
-        shared: true: the rank that starts a round reads the others' gradients from shared memory, and wakes no rank
-            for it; this needs all ranks on one host. false, or on several hosts: ranks send messages.
-        seed: the draws' seed.
+            steps, a `ring` sends the fewest bytes, and a `star` wakes each rank only twice, which suits more ranks than
+            cores.
+        shared: true: the rank that starts a round reads the others' gradients from shared memory, without waking any
+            rank; this needs all ranks on one host. false, or on several hosts: ranks send messages.
+        seed: the seed of the draws.
 
     Raises:
         ValueError: a number out of its range.

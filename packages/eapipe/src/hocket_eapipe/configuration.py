@@ -42,14 +42,15 @@ class PipelineConfig(Engine):
     ranks are a D x P mesh, rank = pipeline * P + place, and the strategy runs among the D holders of each stage.
 
     Attributes:
-        stages: N; null for one per rank of a pipeline. More stages than ranks are virtual ones, with the same numbers.
-        pipelines: D, 1 or more; the number of ranks is a multiple of it.
+        stages: N, the number of stages; null for one per rank of a pipeline. If there are more stages than ranks, a
+            rank holds several (virtual stages), with the same results.
+        pipelines: D, the number of pipelines, 1 or more; the number of ranks must be a multiple of it.
         policy: naive, stashing (PipeDream), vertical_sync (PipeDream), spectrain, elastic (EA-Pipe) or flush (GPipe).
         alpha: with elastic: the strength with which replica and master pull each other, strictly between 0 and 1.
-        tau: with elastic: the batches of a replica from one pull to the next, 1 or more.
+        tau: with elastic: the number of a replica's batches from one pull to the next, 1 or more.
         micro_batches: with flush: the number of micro-batches per batch, 1 or more.
-        clip_grad_norm: with flush: the largest norm of the whole model's gradient, more than 0; null for any.
-        balance: stages of equally many parameters, or layers.
+        clip_grad_norm: with flush: the largest norm of the whole model's gradient, more than 0; null for no clipping.
+        balance: whether stages have about equally many `parameters`, or equally many `layers`.
         cuts: the layers, by name, with which each stage but the first begins; null to balance.
         buffers: with elastic: the master's BatchNorm statistics, elastically averaged like the weights, or reestimated
             by the master, before each evaluation, over the last batches.

@@ -24,7 +24,7 @@ class RandomPush(Topology):
     sum to 1 and its rows do not, so that averaging needs push-sum, whose weights are GoSGD's.
 
     Attributes:
-        seed: the draws' seed, 0 to 2**64 - 1; the same on every rank.
+        seed: the seed of the draws, 0 to 2**64 - 1; the same on every rank.
 
     Raises:
         ValueError: the seed is not in its range.

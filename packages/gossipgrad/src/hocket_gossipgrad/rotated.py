@@ -37,7 +37,7 @@ class Rotated(Topology):
         topology: the topology that has the places; it sees unchanged round numbers.
         shuffles: `fresh`: a new shuffle in each block; `fixed`: the paper's p shuffles in turn, the first of which
             changes nothing.
-        seed: the draws' seed, 0 to 2**64 - 1; the same on every rank.
+        seed: the seed of the draws, 0 to 2**64 - 1; the same on every rank.
 
     Raises:
         ValueError: the seed is not in its range.

@@ -40,9 +40,9 @@ class RedSyncAllreduce(SparseAllreduce):
 
     Attributes:
         auto: true: the cost model decides which parameters are dense; false: the compressor's policy does.
-        algorithm: the algorithm for sparse ones, as in `sparse_allreduce`; with `auto` by this cost model.
-        costs: the machine's. None: measured when a session opens, in some tenths of a second, and agreed on by all
-            ranks; a resumed run keeps its choices, another run may choose otherwise.
+        algorithm: the algorithm for sparse parameters, as in `sparse_allreduce`; `auto` uses the cost model in `costs`.
+        costs: the cost model of the machine. None: the ranks measure it when a session opens, in some tenths of a
+            second, and agree on it; a resumed run keeps its choices, and another run may make different ones.
     """
 
     auto: bool = True

@@ -41,7 +41,7 @@ class Asq(ResidualCompressor):
     sampled. The output layer, the module that owns the model's last parameters, is sent with its values.
 
     Attributes:
-        feedback: the residual that stays for elements that were sent.
+        feedback: the residual that remains of sent elements: `nothing`, or the quantisation `error`.
         unquantised: name patterns of parameters to send unquantised.
     """
 

@@ -22,8 +22,8 @@ class Hybrid(ResidualCompressor):
 
     Attributes:
         sampled_from_kb: the size in KiB from which a threshold is searched for, by sampling.
-        methods: a method for each pattern of parameters' names, as `{"*.bias": dense}`. The first match counts; only
-            `dense_below_kb` comes before it.
+        methods: a method for each pattern of parameters' names, as `{"*.bias": dense}`. The first pattern that matches
+            applies, unless `dense_below_kb` makes the parameter dense.
 
     Raises:
         ValueError: a field is out of range, or a method is not known.

@@ -46,7 +46,8 @@ class Bible(Task):
         longest: the number of characters after which a sentence is cut off; 2 or more.
         network: `lstm`, of one layer, or `transformer`.
         hidden: units of the embedding and of each layer, 1 or more.
-        layers, heads: of the transformer; 1 or more, and `hidden` is a multiple of `heads`.
+        layers, heads: the number of the transformer's layers, and of its attention heads; 1 or more. `hidden` must be a
+            multiple of `heads`.
         held_out: one of this many samples is held out, 1 or more.
         file: the text, as Debian's package bible-kjv-text has it, or any other: plain, or a folder that the library
             datasets has written, with a column `text`.

@@ -54,19 +54,19 @@ class AllreduceAlgorithm(StrEnum):
 
 @dataclass(frozen=True)
 class Allreduce(Collective):
-    """Every rank ends with the mean, the same bits everywhere.
+    """Every rank ends with the same mean, bit for bit.
 
     Of compressed parameters all ranks send the same elements, of which they end with the mean, and each keeps its own
     values of the others.
 
     Attributes:
         algorithm: `native` is the transport's own, and the fastest where ranks share memory. The others send
-            messages, and each adds in another order: `recursive_doubling` takes the fewest steps, `ring` sends the
+            messages, and each adds in a different order: `recursive_doubling` takes the fewest steps, `ring` sends the
             fewest bytes, `rabenseifner` as few bytes in few steps if the number of ranks is a power of two, and a
             binomial `tree` the fewest messages. `auto` chooses the fastest for each segment. When a session opens,
             ranks measure the constants of the cost model. Then they try `native`, and all algorithms whose predicted
-            time is at most twice the shortest. All ranks use the same; another run, or a resumed one, may choose
-            others. `-v` shows the choice.
+            time is at most twice the shortest. All ranks use the same algorithm; another run, or a resumed one, may
+            choose a different one. `-v` shows the choice.
     """
 
     algorithm: AllreduceAlgorithm = AllreduceAlgorithm.NATIVE

@@ -59,21 +59,22 @@ class SparseAlgorithm(StrEnum):
 
 @dataclass(frozen=True)
 class SparseAllreduce(Collective):
-    """A sum of sparse messages: every rank ends with the mean of all sent values, with equal bits.
+    """An allreduce of sparse messages: every rank ends with the same mean of all sent values, bit for bit.
 
     For messages that cannot be added in flight: sparse ones, or casts, which are so added in float32. Of parameters it
     is for distances from outer ones.
 
     Attributes:
-        mean: over all `ranks`, or element by element over the `contributors` that have sent it: an element that one of
-            p has sent moves p times as far. So do SparseLoCo's code and DeMo.
-        algorithm: `gather` sends every message to all ranks: bytes and decompression grow with the number of ranks,
-            so from a few ranks on a dense allreduce is cheaper. With `scalable` each rank adds up a region of the
-            segment and keeps about as many elements as one message has: 2.5 messages' bytes with any number of ranks.
-            Elements that were sent and not kept stay in the sender's residual. `auto` chooses the one that the cost
-            model predicts to be faster for each segment, from constants measured when a session opens; another run,
-            or a resumed one, may choose the other. It gathers messages of compressors that do not say what they
-            select. `-v` says which.
+        mean: the divisor of an element's sum: the number of `ranks`, or of the `contributors`, the ranks that sent this
+            element. With `contributors`, an element that one of p ranks sent moves p times as far, as in SparseLoCo's
+            code and DeMo.
+        algorithm: `gather` sends every message to all ranks: bytes and decompression grow with the number of ranks, so
+            from a few ranks on a dense allreduce is cheaper. With `scalable` each rank adds up a region of the segment
+            and keeps about as many elements as one message has. A rank then sends 2.5 times the bytes of a message,
+            with any number of ranks. Elements that were sent but not kept stay in the sender's residual. `auto` chooses
+            the one that the cost model predicts to be faster for each segment, from constants measured when a session
+            opens; another run, or a resumed one, may choose the other. If a compressor does not declare what it
+            selects, `auto` chooses `gather`. `-v` shows the choice.
     """
 
     mean: Mean = Mean.RANKS

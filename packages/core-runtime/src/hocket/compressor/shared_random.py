@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedRandom(Compressor):
-    """A random choice of k = density * numel coordinates by (seed, round, segment), the same on every rank.
+    """A random choice of k = density * numel elements by (seed, round, segment), the same on every rank.
 
     The segment is cut into k runs of equal length, to one, and a coordinate is drawn uniformly from each: k
     draws for k different coordinates, in order, each element with chance 1 over its run's length. The payload

@@ -158,9 +158,9 @@ class RunSettings:
             AdamW on 8 ranks (docs/atlas); null where not measured.
         accuracy_points: the difference of the accuracy on Fashion-MNIST, with SGD, in percentage points; null where not
             measured.
-        measured_with: the overrides with which these were measured.
-        accuracy: the loss of accuracy in other tests than those of `loss_percent` and `accuracy_points`.
-        measured_on: these tests, and the place of their report.
+        measured_with: the overrides with which `loss_percent` and `accuracy_points` were measured.
+        accuracy: the loss of accuracy in tests other than those of `loss_percent` and `accuracy_points`.
+        measured_on: the tests of `accuracy`, and where they are reported.
         recipe: the name of the recipe that the file is based on.
         task: data, model and loss.
         optimizer: an optimizer of torch.optim by its lower-case name, or any other as `module:Class`, with keyword
@@ -170,7 +170,7 @@ class RunSettings:
             own.
         schedulers: schedulers of torch.optim.lr_scheduler by their lower-case names, with keyword arguments. All of
             them step after each step, so their factors multiply; reducelronplateau steps when its `metric` is known.
-        accumulate: batches per step of the optimizer, which gets the mean gradient of their samples, 1 or more.
+        accumulate: batches per step of the optimizer, 1 or more; the optimizer gets the mean gradient of their samples.
             `steps` counts the optimizer's steps.
         clip_grad_norm: the largest norm of the whole model's gradient, more than 0; null for no clipping.
         engine: the engine, which runs a batch through the model.
@@ -182,8 +182,8 @@ class RunSettings:
         transport: the transport between ranks; null for the launcher's, else MPI if it is installed, else torch.
         island: the group of ranks that holds one replica of the model; strategies run between these islands.
         device: the device that the model is trained on.
-        precision: the dtype in which it computes.
-        lanes: the carrier of exchanges.
+        precision: the dtype in which the model computes.
+        lanes: the carrier of exchanges: messages from host memory, or torch's NCCL or Gloo.
         timeout_s: the longest wait before an error, in seconds; more than 0, at most 1e9.
         log_every: steps between two lines of metrics, 1 or more.
         eval_every: steps between two evaluations on held-out samples, 1 or more; null to evaluate only at the end of
@@ -201,7 +201,7 @@ class RunSettings:
         compute: the computing time of a step on the virtual transport, whose clock does not measure it.
         delays: injected imbalance: the delay of each rank in each step, for any strategy; null for none.
         synchronous_steps: the number of first steps that exchange as recipe `agd` does, 0 or more; if `steps` is set,
-            it may be a share of them, such as 25%. A complete file has these steps as `phases`.
+            it may be a share of them, such as 25%. A complete file (`--print-config`) lists these steps under `phases`.
         phases: overrides of the strategy, by the step from which they hold; each adds to the earlier ones.
     """
 

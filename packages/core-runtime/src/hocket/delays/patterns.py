@@ -52,7 +52,7 @@ class RandomSubset(Delays):
     Attributes:
         count: number of ranks, 0 or more.
         seconds: the delay of each of them.
-        fraction: of the steps with delays, drawn as well, 0 to 1.
+        fraction: the share of steps that have delays, drawn at random, 0 to 1.
     """
 
     count: int

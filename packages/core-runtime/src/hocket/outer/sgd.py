@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sgd(Outer):
-    """SGD on outer parameters: φ -= lr d, with momentum, by the mean distance g.
+    """SGD on outer parameters: φ -= lr d, where d is the mean distance g with momentum.
 
     u = momentum u + g; d is u, or g + momentum u with `nesterov`.
 

@@ -57,18 +57,18 @@ class Exchange(Configured):
         over: the ranks that take part.
         topology: the graph of who sends to whom, for collectives that need one.
         compressor: the form in which values travel; None, in a config `none`, for uncompressed.
-        segments: the way to cut the model into segments. Without this key they have 8 MB, the first 1 MB; `bytes`
-            by its name alone makes them 25 MB.
+        segments: the way to cut the model into segments. Without this key segments have 8 MB, the first one 1 MB;
+            `segments: bytes` makes segments of 25 MB.
         every: steps between two exchanges, 1 or more; `log2_ranks` for ceil(log2 p) among p ranks, the number of
             messages of an allreduce.
-        overlap: the computation that it overlaps with.
-        progress: the thread that advances its messages: the training thread, whenever a gradient arrives and whenever
-            it waits, or a progress thread.
-        outer: the optimizer of outer parameters, from which each rank sends its distance; None to send parameters
-            themselves.
+        overlap: the computation that the exchange overlaps with.
+        progress: the thread that advances the exchange's messages: `inline` is the training thread, whenever a gradient
+            arrives and whenever it waits; `thread` is a separate progress thread.
+        outer: the optimizer of outer parameters: each rank sends the distance of its parameters from them. None to send
+            the parameters themselves.
         delay: number of steps from sending to merging; at 0 both are in the same step.
         merge: the way to merge the result into the parameters.
-        stagger: whether segments are due at different steps of the period, evenly spread, the last at its end.
+        stagger: whether segments are due at different steps, evenly spread over the period, the last one at its end.
         offset: number of steps by which all segments are due later, or earlier if negative.
         buffers: whether each rank keeps its own buffers (BatchNorm's statistics), or they are averaged at the end of
             each period, when the last segment is sent.
