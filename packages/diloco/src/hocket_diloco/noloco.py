@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NoLoCo(Outer):
-    """The update φ += u, where u = momentum u - lr g + pull (m - φ), and m is the pair's mean φ.
+    """The update φ += u, where u = momentum u - lr g + pull (mean(φ) - φ).
 
     g is the pair's mean distance. Each rank has a φ of its own, which the pull keeps near the others'. A rank without a
     partner, of an odd number, steps by its own distance.

@@ -76,11 +76,12 @@ class Quantise(Compressor):
 
     Attributes:
         compressor: chooses the values to quantise: `diloco.chunk_topk`, or none for all values.
-        format: the form of a value.
-        per: the values that share a table: those of a parameter, of a row (a vector is one row), or of a run of
-            `chunk` elements. With `diloco.chunk_topk` a row, like a chunk, is the message of one of its chunks.
+        format: the form in which a value is sent.
+        per: the values that share a table of levels: those of a parameter, of a row (a vector is one row), or of a run
+            of `chunk` elements. With `diloco.chunk_topk`, `row` and `chunk` both mean the values sent of one of its
+            chunks.
         chunk: the number of consecutive elements in a run, 8 or more.
-        statistical: true: levels are means of bins.
+        statistical: true: the levels are the means of bins of values; false: they are multiples of a step.
 
     Raises:
         ValueError: the compressor is another one, `chunk` is too small, or the format has no statistical form.
