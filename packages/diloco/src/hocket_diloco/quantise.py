@@ -81,7 +81,7 @@ class Quantise(Compressor):
             of `chunk` elements. With `diloco.chunk_topk`, `row` and `chunk` both mean the values sent of one of its
             chunks.
         chunk: the number of consecutive elements in a run, 8 or more.
-        statistical: true: the levels are the means of bins of values; false: they are multiples of a step.
+        statistical: true: the levels are the means of bins of values.
 
     Raises:
         ValueError: the compressor is another one, `chunk` is too small, or the format has no statistical form.
