@@ -160,6 +160,10 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         CheckpointError, match=r"^more/odd/call is of type builtin_function_or_method, which a"
     ):
         session.save(tmp_path, odd=Odd())
+    with pytest.raises(
+        CheckpointError, match=r"^session.save\(..., epoch=...\): int has no state_dict: give objects"
+    ):
+        session.save(tmp_path, epoch=3)  # type: ignore[arg-type]
 
 
 class Longwinded:

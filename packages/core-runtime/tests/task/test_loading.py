@@ -20,13 +20,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
     StackDataset,
+    Subset,
     TensorDataset,
     WeightedRandomSampler,
+    random_split,
 )
 
 import hocket
@@ -365,11 +368,31 @@ def test_refusals(make: Callable[[], Any], message: str) -> None:
             lambda rank: hocket.loader(Numbers(9), 2, sampler=[(n + rank) % 9 for n in range(9)]),
             "what the sampler yields first is",
         ),
+        (lambda rank: hocket.loader(split(rank, 9), 2), "Subset's indices .random_split needs"),
+        (
+            lambda rank: hocket.loader(ConcatDataset([Numbers(3), Subset(split(rank, 9), [0, 1])]), 2),
+            "Subset's indices .random_split needs",
+        ),
     ],
 )
 def test_loaders_that_differ_between_ranks_are_refused(make: Callable[[int], Any], message: str) -> None:
     with pytest.raises(DisagreementError, match=message):
         read(lambda: make(hocket.join().rank), 2)
+
+
+def split(seed: int, num: int) -> Subset[int]:
+    """Split off a third for validation, as scripts do that seed each rank differently."""
+    return random_split(Numbers(num), [num - num // 3, num // 3], torch.Generator().manual_seed(seed))[0]
+
+
+@pytest.mark.parametrize("indices", [[4, 0, 2], range(3), np.array([2, 1]), torch.tensor([3, 0]), ["4", "0"]])
+def test_subsets_that_are_equal_are_read(indices: Any) -> None:
+    class Named(Numbers):
+        def __getitem__(self, index: Any) -> int:
+            return int(index)
+
+    seen = read(lambda: hocket.loader(Subset(Named(5), indices), 1), 2)
+    assert sorted(samples_of(seen)) == sorted(map(int, indices))
 
 
 def test_a_loader_for_another_share_is_refused() -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import BatchSampler, DistributedSampler
+from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, Subset
 
 from hocket import draws, randomness
 from hocket.errors import UserError
@@ -198,6 +198,22 @@ def distributed_sampler_of(sampler: object) -> DistributedSampler[int] | None:
     """Return a sampler, or the sampler of a batch sampler, if it is a DistributedSampler; else None."""
     inner = getattr(sampler, "sampler", None) if isinstance(sampler, BatchSampler) else sampler
     return inner if isinstance(inner, DistributedSampler) else None
+
+
+def subset_facts(dataset: object) -> dict[str, object]:
+    """Return what all ranks have to agree in: a checksum of the indices of all Subsets in a dataset, if it has any."""
+    checksum, found, left = 0, False, [dataset]
+    while left:
+        part = left.pop()
+        if isinstance(part, ConcatDataset):
+            left += part.datasets
+        elif isinstance(part, Subset):
+            indices = np.asarray(part.indices)
+            plain = repr(list(indices)).encode() if indices.dtype == object else indices.tobytes()
+            checksum, found = zlib.crc32(plain, checksum), True
+            left.append(part.dataset)
+    key = "the checksum of a Subset's indices (random_split needs generator=torch.Generator().manual_seed(0))"
+    return {key: checksum} if found else {}
 
 
 def _drawn(sampler: Iterable[T], num: int, seed: int, epoch: int) -> Iterator[list[T]]:

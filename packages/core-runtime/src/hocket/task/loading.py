@@ -34,6 +34,7 @@ from hocket.task.indices import (
     Indices,
     Shuffled,
     distributed_sampler_of,
+    subset_facts,
 )
 from hocket.task.samples import BatchedSamples
 
@@ -184,6 +185,7 @@ class _IndexedLoader(Loader):
 
     def __init__(self, dataset: Dataset[Batch], indices: Indices, seed: int, options: Tree) -> None:
         self._indices, self._lists = indices, _Lists(self)
+        self._facts = subset_facts(dataset)
         if isinstance(dataset, BatchedSamples) and "collate_fn" not in options:
             super().__init__(dataset, seed, sampler=self._lists, batch_size=None, **options)
         else:
@@ -210,6 +212,7 @@ class _IndexedLoader(Loader):
     ) -> Iterator[_Weighted]:
         with suppress(TypeError):  # a sampler without a length
             self._num_steps(size)
+        facts |= self._facts
         weights: deque[float] = deque()
 
         def lists() -> Iterator[list[int]]:

@@ -226,6 +226,11 @@ def content_of(
 
 
 def _state_of_given(name: str, given: Stateful) -> object:
+    if not hasattr(given, "state_dict"):
+        raise CheckpointError(
+            f"session.save(..., {name}=...): {type(given).__name__} has no state_dict: give objects with state_dict "
+            "and load_state_dict, such as schedulers. session.load returns the step and the epoch by itself"
+        )
     try:
         return given.state_dict()
     except HocketError:
