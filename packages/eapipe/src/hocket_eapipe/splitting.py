@@ -142,8 +142,8 @@ def split(model: nn.Module, num_stages: int, balance: Balance, cuts: Sequence[st
 def _starts(cuts: Sequence[str], names: Sequence[str], num_stages: int) -> list[int]:
     if len(cuts) != num_stages - 1:
         raise AttachError(
-            f"cuts names {len(cuts)} layers, but {num_stages} stages need {num_stages - 1}: the first layer of each "
-            "stage after the first"
+            f"cuts names {len(cuts)} layers, but {num_stages} stages need {num_stages - 1}: name the first layer of "
+            "each stage except the first"
         )
     starts = []
     for cut in cuts:

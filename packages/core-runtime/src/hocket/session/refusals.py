@@ -221,7 +221,7 @@ def _check_parameter(name: str, parameter: nn.Parameter, part: Tensor) -> None:
         return
     if not parameter.is_floating_point() or parameter.dtype.itemsize < torch.float16.itemsize:
         raise AttachError(
-            f"parameter {name} is {parameter.dtype}: float16, bfloat16, float32 and float64 can be exchanged"
+            f"parameter {name} is {parameter.dtype}: only float16, bfloat16, float32 and float64 can be exchanged"
             + (" (keep a complex one as two real ones, torch.view_as_real)" if parameter.is_complex() else "")
         )
     if is_sharded(parameter) and type(part) not in (Tensor, nn.Parameter):

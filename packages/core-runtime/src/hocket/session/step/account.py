@@ -279,9 +279,9 @@ class Account:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "rank %d: gradients were sent, but no optimizer stepped with them. A part of them, which compressors "
-                "kept or which arrives late, is applied later. From now on Hocket removes such parts. To have that "
-                "from the start, call backward() and zero_grad() once on all ranks before the first step",
+                "rank %d: gradients were sent, but no optimizer stepped with them, so what compressors kept or what "
+                "arrives late is applied later. From now on Hocket removes it. To have that from the start, call "
+                "backward() and zero_grad() once on all ranks before the first step",
                 self._rank,
             )
 
