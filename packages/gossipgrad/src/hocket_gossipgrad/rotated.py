@@ -34,7 +34,7 @@ class Rotated(Topology):
     p (p - 1) (1 - k / (p - 1))**p in expectation: 0.6 at p = 8, 3.6 at 32, 11.5 at 128.
 
     Attributes:
-        topology: the topology that has the places; it sees unchanged round numbers.
+        topology: the topology in which the shuffled ranks take their places; it gets the same round numbers.
         shuffles: `fresh`: a new shuffle in each block; `fixed`: the paper's p shuffles in turn, the first of which
             changes nothing.
         seed: the seed of the draws, 0 to 2**64 - 1; the same on every rank.

@@ -50,7 +50,7 @@ class PowerSGD(Compressor):
     what comes is the sum itself, to rounding.
 
     Attributes:
-        rank: r, 1 or more; matrices of lower rank use their own.
+        rank: r, the rank of the approximation, 1 or more; a matrix of lower rank uses its own rank.
         min_saving: a matrix is compressed if its messages are this many times shorter; 0 for all matrices.
         seed: the seed of the first Q, 0 to 2**64 - 1; the same on every rank.
 

@@ -46,8 +46,8 @@ class FashionMNIST(ImageClassification):
         network, hidden, label_smoothing: as in `ImageClassification`.
         folder: the folder with the four IDX files, plain or as `.gz`, or with `FashionMNIST/raw`, as torchvision writes
             it; or a data set that the library datasets has saved to disk, with splits train and test.
-        train_samples: the number of samples to train with, the first in the file's (shuffled) order; all where
-            None.
+        train_samples: the number of samples to train with, the first in the file's (shuffled) order; null for
+            all.
     """
 
     network: str = "cnn"

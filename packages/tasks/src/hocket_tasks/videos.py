@@ -41,7 +41,8 @@ class Videos(Task):
     Attributes:
         train_samples: the number of videos to train with, 1 or more.
         valid_samples: the number held out, 1 or more.
-        stride: 1 for the paper's lengths; 8 makes them 4 to some 140 frames, 24 on average.
+        stride: every `stride`-th frame is kept: 1 for the paper's lengths; with 8 a video has 4 to about 140 frames, 24
+            on average.
         features: the features of a frame, 1 or more; the paper has 2,048.
         hidden: units of the LSTM, 1 or more; the paper has 2,048.
         signal: a multiple of 1/64, more than 0: the smaller, the harder. The default ends at about

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalClipping(Wrapper):
-    """Local clipping: a rank's own gradients get a norm of at most `max_norm` * sqrt(N).
+    """Local clipping: a rank's own gradients get a norm of at most `max_norm` * sqrt(number of ranks).
 
     N is the number of ranks.
 

@@ -18,7 +18,7 @@ from hocket.delays.api import Delays, check_seconds
 
 @dataclass(frozen=True)
 class Fixed(Delays):
-    """A delay of the same ranks in every step, as of slower machines.
+    """A delay of the same ranks in every step, as if their machines were slower.
 
     Attributes:
         ranks: the delayed ranks, each once.
@@ -45,7 +45,7 @@ class Fixed(Delays):
 
 @dataclass(frozen=True)
 class RandomSubset(Delays):
-    """A delay of a random subset of ranks in each step, all equally likely, as of system noise.
+    """A delay of a random subset of ranks in each step, all equally likely, like system noise.
 
     Drawn from (seed, step). In the paper 1 of 8 ranks by 0.2, 0.3 or 0.4 s, and 4 of 64 by 0.3 or 0.46 s.
 

@@ -22,7 +22,7 @@ class Recorded(Delays):
     A rank without a line for a step is not delayed in it; several lines for one add up.
 
     Attributes:
-        file: its path, `~` included; a relative one begins where the command was started.
+        file: the file's path, which may begin with `~`; a relative path begins where the command was started.
         repeat: whether to begin again after the last step of the file; else later steps have no delays.
 
     Raises:
