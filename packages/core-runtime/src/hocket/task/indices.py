@@ -201,7 +201,7 @@ def distributed_sampler_of(sampler: object) -> DistributedSampler[int] | None:
 
 
 def subset_facts(dataset: object) -> dict[str, object]:
-    """Return what all ranks have to agree in: a checksum of the indices of all Subsets in a dataset, if it has any."""
+    """Return what all ranks must agree on: a checksum of the indices of a dataset's Subsets, if any."""
     checksum, found, left = 0, False, [dataset]
     while left:
         part = left.pop()
