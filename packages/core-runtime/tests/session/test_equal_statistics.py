@@ -182,6 +182,8 @@ def test_those_of_batches_of_all_ranks_are_compared(
     # A process group of two ranks: that of a session of two, and of a part of one of three.
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "fake")
 
     def run(rank: int) -> float:
         model = nn.Sequential(nn.Linear(5, 7), Synchronised(7), nn.Tanh(), nn.Linear(7, 3)).double()
