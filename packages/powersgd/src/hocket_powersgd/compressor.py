@@ -51,8 +51,8 @@ class PowerSGD(Compressor):
 
     Attributes:
         rank: r, the rank of the approximation, 1 or more; a matrix of lower rank uses its own rank.
-        min_saving: a matrix is compressed if its messages are this many times shorter; 0 for all matrices.
-        seed: the seed of the first Q, 0 to 2**64 - 1; the same on every rank.
+        min_saving: a matrix is compressed if its messages are at least this many times shorter; 0 for all matrices.
+        seed: the seed of the first random factor Q, 0 to 2**64 - 1; the same on every rank.
 
     Raises:
         ValueError: rank, min_saving or seed is not in its range.
