@@ -191,7 +191,7 @@ def register(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (share, "memory was moved after attach .*call share_memory before attach"),
+        (share, "memory was moved after attach .*hand a copy to that process"),
         (add, "module more was added after attach"),
         (register, r"parameter 0\.more was added after attach"),
     ],
@@ -210,6 +210,29 @@ def test_changes_that_are_refused(strategy: str, change: Callable[[nn.Module], N
 
     with pytest.raises(ReplacedError, match=message):
         on_ranks(2, run)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_model_in_shared_memory_is_warned_of_once(shares: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Another process that holds it keeps the values from before attach."""
+
+    def run(rank: int) -> tuple[bool, bool]:
+        model = mlp()
+        if shares:
+            share(model)
+        [held, *_] = [p.detach() for p in model.parameters()]
+        before = held.clone()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, "sgd") as session:
+            for x, y in session.data(batches(rank, 2)):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        return torch.equal(held, before), torch.equal(held, next(model.parameters()))
+
+    assert on_ranks(2, run) == [(True, False)] * 2
+    lines = [each for each in caplog.messages if "in shared memory (0.weight" in each]
+    assert len(lines) == shares
 
 
 class Aliased(nn.Module):

@@ -252,8 +252,7 @@ class ParameterStorage:
         if any(bound.view.data_ptr() != bound.address for bound in self._bound):
             raise ReplacedError(
                 "the parameters' memory was moved after attach (model.share_memory(), or parameters handed to another "
-                "process by torch.multiprocessing): call share_memory before attach, or hand a copy to that process "
-                "({name: p.detach().clone() ...})"
+                "process by torch.multiprocessing): hand a copy to that process ({name: p.detach().clone() ...})"
             )
         for name, parameter, view in ((bound.name, bound.parameter, bound.view) for bound in self._bound):
             if (parameter.dtype, parameter.shape, parameter.device) != (view.dtype, view.shape, view.device):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hocket.errors import AttachError, CheckpointError, ExchangeTimeoutError
+from hocket.errors import AttachError, CheckpointError, ExchangeTimeoutError, some
 from hocket.launch.joining import join
 from hocket.plain import TreeView
 from hocket.plugin import CORE
@@ -248,6 +248,12 @@ def _warnings(model: nn.Module, strategy: Strategy) -> Iterator[str]:
     dtypes = {str(each.dtype).removeprefix("torch.") for each in model.parameters() if each.requires_grad}
     if text := widened(strategy, dtypes):
         yield text
+    shared = [name for name, p in model.named_parameters() if p.device.type == "cpu" and p.is_shared()]
+    if shared:
+        yield (
+            f"parameters are in shared memory ({some(shared)}): the session moves them to memory of its own, so other "
+            "processes that hold them do not see the training. Send these processes copies of model.state_dict()"
+        )
 
 
 def _facts(
