@@ -208,7 +208,7 @@ def test_who_looks_for_torchs_process_group_is_told_what_to_use(line: str, tmp_p
 @pytest.mark.mpi
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 def test_many_ranks_of_a_host_start_without_a_word(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
+    (tmp_path / "train.py").write_text("from hocket.transport.job_notes import note_pid; note_pid(0)")
     hocket = [PYTHON, "-m", "hocket", "launch", "-n", "33", "--transport", "mpi", "train.py"]
     ended = subprocess.run(hocket, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -65,7 +65,7 @@ def test_ranks_find_one_another(
     run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "of a torchrun that has started this process")
-    status, out, err = run(3, "print(json.dumps(dict(os.environ)), flush=True)", MORE="more")
+    status, out, err = run(3, f"{JOIN}print(json.dumps(dict(os.environ)), flush=True)", MORE="more")
     assert (status, err) == (0, "")
     launched = [find_launched(json.loads(line)) for line in out.splitlines()]
     assert sorted((found.rank, found.local_rank) for found in launched if found) == [(0, 0), (1, 1), (2, 2)]
@@ -84,7 +84,8 @@ def test_a_rank_that_ends_with_an_error_ends_the_others(run: Callable[..., tuple
 
 
 def test_ranks_that_join_nothing_end_when_they_like(run: Callable[..., tuple[int, str, str]]) -> None:
-    assert run(3, "rank == 1 and time.sleep(2)") == (0, "", "")
+    line = "no rank has called hocket.attach or hocket.join, so each of these 3 processes has run the script alone"
+    assert run(3, "rank == 1 and time.sleep(2)") == (0, "", f"hocket: {line}\n")
 
 
 def test_a_rank_that_has_told_why_has_the_last_word(run: Callable[..., tuple[int, str, str]]) -> None:

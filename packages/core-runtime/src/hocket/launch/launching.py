@@ -203,6 +203,11 @@ def _conclude(
             )
         else:
             _say(_silent_end(status))
+    if status == 0 and report.num_joined == 0 and here > 1:
+        _say(
+            f"no rank has called hocket.attach or hocket.join, so each of these {here} processes has run the script "
+            "alone"
+        )
     if status != 0 and report.wants_process_group:
         _say(_NO_PROCESS_GROUP)
     return status
