@@ -35,6 +35,7 @@ from torch.utils.data import (
 import hocket
 from hocket.errors import DisagreementError, UserError
 from hocket.task import BatchedSamples, ShardSampler, TensorSamples
+from hocket.task.indices import sample_mark
 
 Seen = list[list[int]]
 
@@ -393,6 +394,54 @@ def test_subsets_that_are_equal_are_read(indices: Any) -> None:
 
     seen = read(lambda: hocket.loader(Subset(Named(5), indices), 1), 2)
     assert sorted(samples_of(seen)) == sorted(map(int, indices))
+
+
+class Reseeded(Numbers):
+    """Adds noise of a generator of its own, which no seed reaches."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, np.random.default_rng().random()
+
+
+class Broken(Numbers):
+    def __getitem__(self, index: int) -> int:
+        raise OSError("no such sample")
+
+
+def shuffled(rank: int) -> list[int]:
+    return random.Random(rank).sample(range(9), 9)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (shuffled, True),
+        (lambda rank: TensorDataset(torch.tensor(shuffled(rank))), True),
+        (lambda rank: Subset(shuffled(rank), range(5)), True),  # type: ignore[arg-type]
+        (lambda rank: shuffled(0), False),
+        (lambda rank: Noisy(9), False),
+        (lambda rank: Reseeded(9), False),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_that_differ_between_ranks_are_told(
+    make: Callable[[int], Any], told: bool, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a split with a seed for each rank, or files in the order of each host's disk."""
+    read(lambda: hocket.loader(make(hocket.join().rank), 2, num_workers=workers), 2)
+    assert caplog.text.count("hocket.loader: the same sample is another one on rank 1 than on rank 0") == told
+
+
+def test_a_look_at_a_sample_draws_nothing_and_raises_nothing() -> None:
+    for each in (torch.manual_seed, np.random.seed, random.seed):
+        each(3)
+    expected = Noisy(9)[0]
+    for each in (torch.manual_seed, np.random.seed, random.seed):
+        each(3)
+    assert sample_mark(Noisy(9), 0) is not None
+    assert sample_mark(Broken(9), 0) is None
+    assert sample_mark(Numbers(9), 1) is None  # it might open a file, which forked workers would share
+    assert Noisy(9)[0] == expected
 
 
 def test_a_loader_for_another_share_is_refused() -> None:

@@ -17,11 +17,12 @@ from typing import TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, Subset
+from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, Subset, TensorDataset
 
 from hocket import draws, randomness
 from hocket.errors import UserError
-from hocket.session.data.loader import length_of
+from hocket.session.data.loader import fingerprint, length_of
+from hocket.task.samples import BatchedSamples
 from hocket.task.shard import ShardSampler, share
 
 T = TypeVar("T")
@@ -216,13 +217,41 @@ def subset_facts(dataset: object) -> dict[str, object]:
     return {key: checksum} if found else {}
 
 
-def _drawn(sampler: Iterable[T], num: int, seed: int, epoch: int) -> Iterator[list[T]]:
-    """Yield a sampler's items, `num` at a time, drawn from global generators that all ranks seed alike."""
+def sample_mark(dataset: object, num_workers: int) -> int | None:
+    """Return a checksum of a dataset's middle sample, read from equal seeds on all ranks; None without one.
+
+    It is read twice, as what other draws change cannot be compared. Of workers' datasets only those in memory are read,
+    as others may open files at the first read, which forked workers cannot share.
+    """
+    inner = dataset
+    while isinstance(inner, Subset):
+        inner = inner.dataset
+    in_memory = isinstance(inner, TensorDataset | list | tuple)
+    if isinstance(dataset, BatchedSamples) or (num_workers and not in_memory):
+        return None
+    marks = set()
     outside = randomness.read()
-    word = int(draws.words(1, "sampler", seed, epoch)[0])
+    try:
+        for _ in range(2):
+            _seed(0)
+            marks.add(fingerprint(dataset[len(dataset) // 2]))  # type: ignore[index, arg-type]
+    except Exception:  # whatever a dataset raises, where and when it is read
+        return None
+    finally:
+        randomness.write(outside)
+    return marks.pop() if len(marks) == 1 else None
+
+
+def _seed(word: int) -> None:
     random.seed(word)
     np.random.seed(word % 2**32)
     torch.default_generator.manual_seed(word)
+
+
+def _drawn(sampler: Iterable[T], num: int, seed: int, epoch: int) -> Iterator[list[T]]:
+    """Yield a sampler's items, `num` at a time, drawn from global generators that all ranks seed alike."""
+    outside = randomness.read()
+    _seed(int(draws.words(1, "sampler", seed, epoch)[0]))
     own = randomness.read()
     randomness.write(outside)
     items: Iterator[T] | None = None

@@ -26,7 +26,7 @@ from hocket import draws
 from hocket.errors import UserError
 from hocket.launch.joining import join
 from hocket.plain import Batch, Tree
-from hocket.session.data.reading import LoaderReading, reading_in_force
+from hocket.session.data.reading import SAMPLE, LoaderReading, reading_in_force
 from hocket.task.indices import (
     Alone,
     DealtBatches,
@@ -34,6 +34,7 @@ from hocket.task.indices import (
     Indices,
     Shuffled,
     distributed_sampler_of,
+    sample_mark,
     subset_facts,
 )
 from hocket.task.samples import BatchedSamples
@@ -185,7 +186,7 @@ class _IndexedLoader(Loader):
 
     def __init__(self, dataset: Dataset[Batch], indices: Indices, seed: int, options: Tree) -> None:
         self._indices, self._lists = indices, _Lists(self)
-        self._facts = subset_facts(dataset)
+        self._facts, self._looked = subset_facts(dataset), False
         if isinstance(dataset, BatchedSamples) and "collate_fn" not in options:
             super().__init__(dataset, seed, sampler=self._lists, batch_size=None, **options)
         else:
@@ -213,6 +214,9 @@ class _IndexedLoader(Loader):
         with suppress(TypeError):  # a sampler without a length
             self._num_steps(size)
         facts |= self._facts
+        if size > 1 and not self._looked:
+            facts[SAMPLE] = sample_mark(self.dataset, self.num_workers)
+            self._looked = True
         weights: deque[float] = deque()
 
         def lists() -> Iterator[list[int]]:

@@ -29,7 +29,7 @@ from hocket import randomness
 from hocket.errors import CheckpointError, DisagreementError
 from hocket.plain import Batch, Stateful, TreeView
 from hocket.randomness import RandomState
-from hocket.session.data.reading import LoaderReading, leaves
+from hocket.session.data.reading import SAMPLE, LoaderReading, leaves
 
 _log = logging.getLogger("hocket")
 
@@ -279,11 +279,25 @@ def check_facts(gathered: Sequence[list[dict[str, object]]]) -> None:
             )
         for mine, expected in zip(own, gathered[0], strict=True):
             for key in {**expected, **mine}:
-                if mine.get(key) != expected.get(key):
+                if key != SAMPLE and mine.get(key) != expected.get(key):
                     raise DisagreementError(
                         f"hocket.loader: {key} is {mine.get(key)} on rank {rank} and {expected.get(key)} on rank 0, "
                         "so the ranks' samples would overlap: give all ranks the same dataset, arguments and sampler"
                     )
+
+
+def warn_of_samples(gathered: Sequence[list[dict[str, object]]]) -> None:
+    """Warn if a loader's samples seem to differ between ranks; `gathered` as of `check_facts`."""
+    for rank, own in enumerate(gathered):
+        for mine, expected in zip(own, gathered[0], strict=True):
+            if None not in (marks := (mine.get(SAMPLE), expected.get(SAMPLE))) and marks[0] != marks[1]:
+                _log.warning(
+                    "hocket.loader: the same sample is another one on rank %d than on rank 0, so ranks may train on "
+                    "samples twice, or on each other's samples for validation: split and shuffle data with the same "
+                    "seed on all ranks, and sort lists of files",
+                    rank,
+                )
+                return
 
 
 def _pieces(value: object) -> Iterator[memoryview | bytes]:

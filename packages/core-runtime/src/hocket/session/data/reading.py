@@ -13,6 +13,9 @@ from torch import Tensor
 from hocket.plain import Batch
 from hocket.transport.status import READS, Status
 
+#: The fact that is a sample's checksum: a difference is only warned of, as a dataset may draw what it adds.
+SAMPLE = "sample"
+
 _here = threading.local()
 
 

@@ -19,7 +19,15 @@ import numpy as np
 from hocket.errors import PeerLostError, UserError
 from hocket.messages import pack, unpack
 from hocket.plain import Batch
-from hocket.session.data.loader import END, Cursor, check_facts, fingerprint, length_of, warn_of_shares
+from hocket.session.data.loader import (
+    END,
+    Cursor,
+    check_facts,
+    fingerprint,
+    length_of,
+    warn_of_samples,
+    warn_of_shares,
+)
 from hocket.session.data.reading import LoaderReading
 from hocket.session.engine_session import EngineSession
 from hocket.session.save.save_folders import refuse_later
@@ -259,6 +267,7 @@ class SessionData:
             session.windows.in_use = True
         session.epochs.compared = True
         if peer.rank == 0:
+            warn_of_samples(facts)
             warn_of_shares(list(zip(shares, marks, strict=True)))
         if any(having) and not all(having):
             self._borrow(having.index(True), current.first)
