@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -371,7 +372,7 @@ def test_the_best_weights_that_are_loaded_are_what_is_read_and_closed(
         return is_best()
 
     for read in ("nothing", "consensus", "consensus for good", "replica", "distance"):
-        assert on_ranks(2, lambda rank, read=read: run(rank, read)) == [True, True], read
+        assert on_ranks(2, partial(run, read=read)) == [True, True], read
 
 
 @pytest.mark.parametrize("strategy", [*LATE][1:])
@@ -399,7 +400,7 @@ def test_weights_that_are_put_back_train_as_if_nothing_had_been_written(strategy
                     seen.append(flat(model))
         return torch.cat([*seen, flat(model)])
 
-    before, after = (on_ranks(2, lambda rank, swaps=swaps: run(rank, swaps=swaps)) for swaps in (False, True))
+    before, after = (on_ranks(2, partial(run, swaps=swaps)) for swaps in (False, True))
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
