@@ -170,3 +170,7 @@ def _in_a_process(code: str, **environment: str) -> str:
         text=True,
     )
     return ended.stdout.strip()
+
+
+def test_a_launcher_begins_without_torch() -> None:
+    assert _in_a_process("import hocket.cli.launching\nprint('torch' in sys.modules)") == "False"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Mapping
-
-from torch import distributed
 
 from hocket.errors import UserError
 from hocket.transport.launchers import Launched
@@ -52,6 +51,10 @@ def group_variables(environment: Mapping[str, str]) -> dict[str, str]:
     Raises:
         UserError: nothing says where the group's ranks meet.
     """
+    if "torch.distributed" not in sys.modules:  # a launcher itself begins without torch
+        return {}
+    from torch import distributed
+
     if not (distributed.is_available() and distributed.is_initialized()):
         return {}
     rank, size = distributed.get_rank(), distributed.get_world_size()
