@@ -84,20 +84,16 @@ class EngineSession(ABC):
     def __init__(self, given: Attachment) -> None:
         self._observer = given.observer or Observer()
         peer, island = self._observer.join(given.peer), given.island
-        self.model = given.model
+        self.model, self.strategy = given.model, given.strategy
         self.optimizers = Optimizers(given.optimizers)
         self.state = StepState(lambda: f"rank {self.rank} after step {self.step}")
-        self.strategy = given.strategy
         self.peer = peer
         self.rank, self.size = peer.rank, peer.size
-        self.local_rank = local_rank(peer)
-        self.is_main = peer.rank == 0
+        self.local_rank, self.is_main = local_rank(peer), peer.rank == 0
         self.island = Island.alone(peer) if island is None else island
         self.data_rank, self.data_size = self.island.data_rank, self.island.data_size
-        self.step = 0
-        self.skipped_steps = 0
-        self.counters = Counters()
-        self.epochs = Epochs()
+        self.step = self.skipped_steps = 0
+        self.counters, self.epochs = Counters(), Epochs()
         self.run_id = secrets.token_hex(6)
         self.saved: Path | None = None
         self.passed_over: Sequence[Path] = ()
