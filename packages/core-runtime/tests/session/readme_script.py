@@ -61,7 +61,8 @@ def run(peer: Peer, num: int, global_batch: int, strategy: list[str]) -> dict[st
     }
     # Every rank begins as rank 0 does, whichever model it has made.
     exec(script, variables)
-    compared = 2 if peer.size > 1 else 0  # the loader first reads one sample twice, to compare it between ranks
+    # The loader first reads one sample twice, to compare it between ranks.
+    compared = 2 if peer.size > 1 else 0
     return {
         "read": variables["dataset"].read[compared:],
         "losses": losses,
