@@ -31,11 +31,12 @@ LAUNCHERS = {
         "hosts",
     ],
     "hocket": ["-m", "hocket", "launch", "-n", "2", "--transport", "torch"],
+    "mpi": ["-m", "hocket", "launch", "-n", "2", "--transport", "mpi"],
 }
 
 
 def ended(folder: Path, *words: str) -> str:
-    """Return the output of a Python program that has ended well."""
+    """Return what a Python program that has ended well wrote, errors first."""
     (folder / "hosts").write_text("localhost slots=2\n")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -49,7 +50,7 @@ def ended(folder: Path, *words: str) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stderr + done.stdout
 
 
 def is_right(folder: Path) -> bool:
@@ -93,12 +94,55 @@ def test_a_loop_of_accelerate_s(launcher: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed")
-@pytest.mark.parametrize("more", [[], ["peft"]], ids=["whole", "lora"])
-def test_a_trainer_of_trl_s(more: list[str], tmp_path: Path) -> None:
-    """Two ranks with half the batch each end where SFTTrainer alone does."""
-    script = str(HERE / "trl_rank.py")
-    ended(tmp_path, *LAUNCHERS["hocket"], script, "ranks.json", "4", *more)
-    ended(tmp_path, script, "alone.json", "8", *more)
-    ranks, alone = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("ranks", "alone"))
-    assert ranks == pytest.approx(alone, abs=1e-6)
+def test_accelerate_launch_without_a_hostfile_starts_one_rank_which_says_so(tmp_path: Path) -> None:
+    example = HERE.parents[2] / "examples" / "accelerate_loop.py"
+    shown = ended(tmp_path, *LAUNCHERS["accelerate"][:-2], str(example), "--epochs", "1")
+    assert "one rank trains alone: start several with `hocket launch -n 4 SCRIPT`" in shown
+    assert "mean of 1 last batches" in shown
+
+
+of_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed")
+
+
+def weights(folder: Path, launcher: list[str], *words: str) -> list[list[float]]:
+    ended(folder, *launcher, str(HERE / "trl_rank.py"), "weights.json", *words)
+    left: list[list[float]] = json.loads((folder / "weights.json").read_text())
+    return left
+
+
+@pytest.mark.full
+@of_trl
+@pytest.mark.parametrize(
+    ("launcher", "kind"),
+    [
+        ("hocket", "whole"),
+        pytest.param("mpi", "whole", marks=pytest.mark.mpi),
+        ("torchrun", "whole"),
+        ("hocket", "lora"),
+        ("hocket", "dpo"),
+    ],
+)
+def test_a_trainer_of_trl_s(launcher: str, kind: str, tmp_path: Path) -> None:
+    """Two ranks with half the batch end where TRL's trainer does alone, as do a resumed run and the saved model."""
+    whole, resumed, saved = weights(tmp_path, LAUNCHERS[launcher], kind, "4", "sgd")
+    assert whole == resumed == saved
+    [alone] = weights(tmp_path, [], kind, "8")
+    assert whole == pytest.approx(alone, abs=1e-6)
+
+
+@pytest.mark.full
+@of_trl
+def test_a_trainer_of_trl_s_that_generates(tmp_path: Path) -> None:
+    """GRPO's groups are those of DistributedDataParallel's ranks."""
+    whole, _, saved = weights(tmp_path, LAUNCHERS["hocket"], "grpo", "4", "sgd")
+    [by_ddp] = weights(tmp_path, LAUNCHERS["torchrun"], "grpo", "4")
+    assert whole == saved == pytest.approx(by_ddp, abs=1e-6)
+
+
+@pytest.mark.full
+@of_trl
+def test_a_trainer_of_trl_s_with_an_outer_optimizer_is_resumed(tmp_path: Path) -> None:
+    whole, resumed, saved = weights(
+        tmp_path, LAUNCHERS["hocket"], "whole", "4", "diloco", "parameters.0.every=2"
+    )
+    assert whole == resumed == saved
