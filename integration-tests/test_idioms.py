@@ -4,7 +4,7 @@ Where ranks step with the mean gradient of the whole batch, each has the numbers
 With every other recipe numbers are finite, steps are counted as the optimizer makes them, what is frozen stays, a
 consensus leaves one model on all ranks, one rank alone trains as without Hocket, and a resumed run goes on bit for bit.
 
-A program that needs a package of `requirements-idioms.txt` is skipped where that is missing. Each is run with some
+A program that needs a package of `tools/full_requirements.txt` is skipped where that is missing. Each is run with some
 strategies, the same in every run, and with all of them in the full set.
 """
 

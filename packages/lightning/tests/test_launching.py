@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -82,42 +81,3 @@ def test_ranks_of_srun(tmp_path: Path) -> None:
     assert [rank.wait(115) for rank in ranks] == [0, 0]
     for rank, weights in enumerate(on_ranks(lambda: looped(Net(), "sgd"))):
         assert torch.equal(torch.load(tmp_path / f"rank-{rank}-of-2.pt"), weights)
-
-
-CLI_SCRIPT = """
-import torch
-from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
-
-torch.set_num_threads(1)
-if __name__ == "__main__":
-    cli = LightningCLI(BoringModel, BoringDataModule, seed_everything_default=1)
-    every = cli.trainer.strategy._exchanges.parameters[0].every
-    print(f"trained {cli.trainer.world_size} {every};", flush=True)  # in one piece, as ranks write at once
-"""
-CLI_CONFIG = """
-trainer:
-  strategy:
-    class_path: hocket_lightning.trainer.TrainerStrategy
-    init_args:
-      strategy: own.yaml
-  accelerator: cpu
-  max_steps: 4
-  logger: false
-  enable_checkpointing: false
-  enable_progress_bar: false
-"""
-
-
-@pytest.mark.full
-@pytest.mark.skipif(find_spec("jsonargparse") is None, reason="jsonargparse is not installed")
-def test_a_command_line_of_lightning_s(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(CLI_SCRIPT)
-    (tmp_path / "given.yaml").write_text(CLI_CONFIG)  # Lightning writes config.yaml
-    (tmp_path / "own.yaml").write_text(
-        "recipe: periodic_average\nstrategy: {parameters: [{collective: allreduce, every: 2}]}\n"
-    )
-    command = [*HOCKET, "train.py", "fit", "--config", "given.yaml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=115, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("trained 2 2;") == 2

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import lightning
 import pytest
 import torch
+from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.plugins import MixedPrecision
 from nets import BATCH, Net, Stream, fitted, flat, looped, on_ranks, samples, trainer
 from torch import Tensor, nn
@@ -277,3 +280,42 @@ def test_a_loader_of_hocket_s_gives_the_samples_of_a_session() -> None:
         return flat(net)
 
     assert torch.equal(on_ranks(by_trainer)[1], on_ranks(by_session)[1])
+
+
+CLI_CONFIG = """
+trainer:
+  strategy:
+    class_path: hocket_lightning.trainer.TrainerStrategy
+    init_args: {{strategy: {0}/own.yaml}}
+  accelerator: cpu
+  max_epochs: 2
+  default_root_dir: {0}
+  logger: false
+  enable_checkpointing: false
+  enable_progress_bar: false
+"""
+
+
+class Samples(lightning.LightningDataModule):
+    """The samples that `looped` trains on."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(samples(), BATCH, shuffle=True)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("jsonargparse") is None, reason="jsonargparse is not installed")
+def test_a_command_line_of_lightning_s(tmp_path: Path) -> None:
+    (tmp_path / "given.yaml").write_text(CLI_CONFIG.format(tmp_path))  # Lightning writes config.yaml
+    (tmp_path / "own.yaml").write_text(
+        "recipe: periodic_average\nstrategy: {parameters: [{collective: allreduce, every: 4}]}\n"
+    )
+    words = ["fit", "--config", str(tmp_path / "given.yaml")]
+
+    def trained() -> Tensor:
+        return flat(LightningCLI(Net, Samples, seed_everything_default=False, args=words).model)
+
+    by_loop = on_ranks(lambda: looped(Net(), "periodic_average", "parameters.0.every=4"))
+    for one, other in zip(on_ranks(trained), by_loop, strict=True):
+        assert torch.equal(one, other)
+    assert "TrainerStrategy" in (tmp_path / "config.yaml").read_text()

@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 # TRL's modules alone take long to import.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 HERE = Path(__file__).parent
 SCRIPT = str(HERE / "launched_rank.py")
@@ -46,7 +46,7 @@ def ended(folder: Path, *words: str) -> str:
         env={**os.environ, **root, "PATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=145,
+        timeout=290,
         check=False,
     )
     assert done.returncode == 0, done.stderr
