@@ -121,9 +121,9 @@ def resumed(
     whole.train()
     cut = trainer(Path(folder, "cut"), samples, strategy, **given)
     cut.add_callback(Stop(stop))
-    cut.train()
+    cut.train(resume_from_checkpoint="last")
     rest = trainer(Path(folder, "cut"), samples, strategy, **given)
-    rest.train(resume_from_checkpoint=True)
+    rest.train(resume_from_checkpoint="last")
     # The rows before are rank 0's: Trainer saves them.
     keys = ("loss", "grad_norm", "learning_rate", "epoch", "step")
     rows = {

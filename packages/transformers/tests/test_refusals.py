@@ -79,7 +79,7 @@ def test_the_newest_checkpoint_that_was_not_cut_off_is_resumed(tmp_path: Path) -
     for name in ("checkpoint-5", "checkpoint-40", "checkpoint-x"):
         (tmp_path / name / "trainer_state.json").touch()
     assert _newest(str(tmp_path)) == str(tmp_path / "checkpoint-40")
-    assert _newest(str(tmp_path / "checkpoint-5")) is True
+    assert _newest(str(tmp_path / "checkpoint-5")) is None
 
 
 def test_a_checkpoint_without_the_session_s_state_is_refused(tmp_path: Path) -> None:

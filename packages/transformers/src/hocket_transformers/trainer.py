@@ -115,8 +115,16 @@ class HocketTrainer(Trainer):  # type: ignore[misc]
     # ---- training ----------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = _newest(self.args.output_dir)
+        """Train as Trainer does; collective.
+
+        Args:
+            resume_from_checkpoint: as for Trainer; True continues from the newest complete checkpoint, as "last" does,
+                which begins if there is none.
+            args, kwargs: as for Trainer.
+        """
+        if resume_from_checkpoint in (True, "last"):
+            needed = True if resume_from_checkpoint is True else None  # Trainer reports that there is none
+            resume_from_checkpoint = _newest(self.args.output_dir) or needed
         with ExitStack() as training:
             self._training = training
             try:
@@ -314,8 +322,8 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _newest(folder: str | None) -> str | bool:
-    """Return the newest checkpoint that was not cut off; True, for Trainer to say so, where there is none."""
+def _newest(folder: str | None) -> str | None:
+    """Return the newest checkpoint that was not cut off, if there is one."""
     found = [
         path.parent for path in Path(folder or "").glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")
     ]
@@ -331,7 +339,7 @@ def _newest(folder: str | None) -> str | bool:
             _log.warning(
                 "%s is incomplete, because its job ended during the save: trying an older checkpoint", path
             )
-    return True
+    return None
 
 
 def _was_cut_off(folder: Path) -> bool:
