@@ -16,7 +16,7 @@ import trl
 from datasets import Dataset
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, TrainerCallback
 
 from hocket_transformers import HocketTrainer  # before arguments are made
 
@@ -42,13 +42,20 @@ def model() -> Any:
     return GPT2LMHeadModel(GPT2Config(**sizes, **dropouts, bos_token_id=13, eos_token_id=13, pad_token_id=12))
 
 
+class Seeds(TrainerCallback):  # type: ignore[misc]
+    """Random numbers that say which step and rank draws a completion, however many were drawn before."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        torch.manual_seed(2 * state.global_step + args.process_index)
+
+
 def early(completions: list[str], **_: Any) -> list[float]:
     """Return the reward of each completion: the share of its words that are early in the alphabet."""
     return [sum(word < "e" for word in each.split()) / 4 for each in completions]
 
 
 def trainer(kind: str, batch: str, strategy: list[str]) -> Any:
-    given: dict[str, Any] = {"processing_class": tokenizer()}
+    given: dict[str, Any] = {"processing_class": tokenizer(), "callbacks": [Seeds()]}
     arguments: dict[str, Any] = {}
     name = {"dpo": "DPO", "grpo": "GRPO"}.get(kind, "SFT")
     if kind == "dpo":

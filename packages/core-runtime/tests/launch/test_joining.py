@@ -122,8 +122,8 @@ def test_one_rank_in_what_looks_like_a_job_is_told(
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
     joining._warn_of_strangers.cache_clear()
-    for _ in range(2):
-        assert isinstance(join(), SinglePeer)
+    for warns in (False, True, True):
+        assert isinstance(join(warn_alone=warns), SinglePeer)
     messages = [record.getMessage() for record in caplog.records]
     found = looks_launched(variables)
     assert len(messages) == bool(found)

@@ -80,16 +80,21 @@ def chosen_transport(found: Launched, asked: str | None = None) -> str:
 
 
 @cache
-def _warn_of_strangers(warn_alone: bool) -> None:
-    """Warn once if an unknown launcher may have started others like this one, or, if asked, of a rank alone."""
+def _warn_of_strangers() -> bool:
+    """Return whether an unknown launcher may have started others like this process, with a warning the first time."""
     found = looks_launched(os.environ)
     if found:
         _log.warning(
             "this process trains alone, but it looks like one of several ranks (%s in the environment): start the "
-            "ranks with mpiexec, torchrun or srun, or unset these variables",
+            "ranks with `hocket launch -n 4 SCRIPT`, mpiexec, torchrun or srun, or unset these variables",
             ", ".join(found),
         )
-    elif warn_alone:
+    return bool(found)
+
+
+@cache
+def _warn_alone() -> None:
+    if not _warn_of_strangers():
         _log.warning("one rank trains alone: start several with `hocket launch -n 4 SCRIPT`")
 
 
@@ -125,7 +130,9 @@ def join(transport: str | None = None, *, torch_variables: bool = False, warn_al
         found = launched()
         if found is None:
             refuse_without_ranks(os.environ)
-            _warn_of_strangers(warn_alone)
+            _warn_of_strangers()
+            if warn_alone:
+                _warn_alone()
             return SinglePeer()
         chosen = chosen_transport(found, transport)
         allow_files(found.size)
