@@ -22,6 +22,7 @@ from hocket.schedule import (
     Schedule,
     Send,
     recursive_doubling_allreduce,
+    ring_allreduce,
 )
 from hocket.transport.network import (
     NetworkModel,
@@ -50,6 +51,14 @@ def test_allreduce(size: int, seed: int, engine: str, kind: str, count: int, dty
         lambda: allreduce_rounds(join(), seed, engine, kind, count, dtype)
     )
     assert told == [told[0]] * size  # the same bits
+
+
+@pytest.mark.parametrize(("size", "num_parts"), [(2, 2), (3, 4), (5, 3)])
+def test_large_shares_go_around_a_ring_in_parts(size: int, num_parts: int) -> None:
+    count = size * num_parts * (1 << 15) + 3  # parts of 2^18 bytes
+    told = VirtualWorld(size).run(lambda: allreduce_rounds(join(), size, "inline", "ring", count, "float64"))
+    assert told == [told[0]] * size
+    assert ring_allreduce(0, size, np.zeros(count)).num_tags == num_parts * 2 * (size - 1)
 
 
 @pytest.mark.one_of_each

@@ -30,6 +30,7 @@ SIZES = [*range(1, 10), 16, 17]
 BUILDERS: dict[str, Callable[..., Schedule]] = {
     "recursive doubling": recursive_doubling_allreduce,
     "ring": ring_allreduce,
+    "ring in parts": lambda rank, size, _: ring_allreduce(rank, size, np.zeros(size * 3 * 2**15)),
     "rabenseifner": rabenseifner_allreduce,
     "binomial": binomial_allreduce,
     "binary tree": tree_allreduce,
