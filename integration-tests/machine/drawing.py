@@ -65,12 +65,6 @@ def _has_outer(entry: Entry) -> bool:
     return any(r.parameters is not None and r.parameters.outer is not None for r in entry.rules.values())
 
 
-def _keeps_what_is_loaded(entry: Entry) -> bool:
-    """Return whether a consensus drops outer values and exchanges for loaded weights; see test_written.py."""
-    rules = [rule.parameters for rule in entry.rules.values() if rule.parameters is not None]
-    return any(rule.outer is not None or rule.delayed for rule in rules)
-
-
 def _is_local(entry: Entry) -> bool:
     """Return whether ranks step with their own gradients at some time."""
     return any(r.gradients is None for r in entry.rules.values())
@@ -233,7 +227,7 @@ class SessionMachine(RuleBasedStateMachine):
             self.saved = self.attached.strategy, self.ranks
         self.add(Swap(by, then))
 
-    @precondition(lambda self: self.can_move and not _keeps_what_is_loaded(self.entry))
+    @precondition(lambda self: self.can_move)
     @rule(by=st.sampled_from([0.5, 1.1]), data=st.data())
     def load_alone(self, by: float, data: st.DataObject) -> None:
         self.add(LoadAlone(data.draw(st.integers(0, self.ranks - 1)), by))

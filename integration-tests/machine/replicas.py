@@ -88,6 +88,7 @@ class Exchanges:
         sent: x of each rank, by parameter, and the mean of phi - x: still under way; None where no rank has moved it.
         left: x of each rank, by parameter, as it was when it was last sent or merged.
         moved: which ranks have moved it, but by merges, since it was sent.
+        noted: x of each rank, by parameter, as the session has left it; what differs was written by the program.
     """
 
     entry: Entry
@@ -106,6 +107,7 @@ class Exchanges:
     sent: dict[str, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
     left: dict[str, Tensor] = field(default_factory=dict)
     moved: dict[str, Tensor] = field(default_factory=dict)
+    noted: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.late = [{} for _ in range(self.ranks)]
@@ -147,6 +149,25 @@ class Exchanges:
                 1
             ).any(1)
         self.leave(replicas)
+
+    def note(
+        self, replicas: Sequence[Replica], ranks: Tensor | None = None, *, written: bool = False
+    ) -> None:
+        """Take note of what the session has left in the parameters of ranks, of all if None; none if `written`."""
+        for name in self.names:
+            now = _of_ranks(replicas, name)
+            if ranks is not None:
+                now[~ranks] = self.noted[name][~ranks]
+            self.noted[name] = now.fill_(np.inf) if written else now
+
+    def written(self, replicas: Sequence[Replica]) -> Tensor:
+        """Return on which ranks the program has written parameters since, as far as a session looks at them."""
+        found = torch.zeros(self.ranks, dtype=torch.bool)
+        for name in self.names if self.is_delayed or self.has_outer else ():
+            change = (_of_ranks(replicas, name) - self.noted[name]).flatten(1)
+            places = torch.linspace(0, change.shape[1] - 1, min(change.shape[1], 16)).long()
+            found |= (change[:, places].abs() > 1e-12).any(1)
+        return found
 
     @property
     def alone(self) -> bool:
@@ -251,6 +272,7 @@ class Exchanges:
         self.debias(replicas)
         if self.entry.at(self.step) is not self.rule:
             self._change_phase(replicas)
+        self.note(replicas)
 
     @property
     def is_delayed(self) -> bool:
@@ -335,22 +357,39 @@ class Exchanges:
             self.pending = None
 
     def settle(self, replicas: Sequence[Replica]) -> None:
+        written = self.written(replicas)
         self.bias(replicas)
         self.exchange(replicas)
         self._merge(replicas)
         self._merge_outer(replicas)
         self.debias(replicas)
+        self.note(replicas, ~written)
+
+    def settle_to_read(self, replicas: Sequence[Replica]) -> bool:
+        """Settle; or, if a rank's program has written parameters, drop what is under way, and return True."""
+        if not self.written(replicas).any():
+            self.settle(replicas)
+            return False
+        if self.pending is not None:
+            self.pending = None
+            self.push_weights = {layer: np.ones(self.ranks) for layer in LAYERS}
+        self.sent = {}
+        return True
+
+    def read_mean(self, replicas: Sequence[Replica]) -> None:
+        """Set all replicas to what a user reads as their consensus."""
+        self.consensus(replicas, whole=True, written=self.settle_to_read(replicas))
 
     @torch.no_grad()
-    def consensus(self, replicas: Sequence[Replica], *, whole: bool = False) -> None:
+    def consensus(self, replicas: Sequence[Replica], *, whole: bool = False, written: bool = False) -> None:
         """Set all replicas to phi where there is one, and else to sum x / sum w, and the frozen ones to their mean.
 
         Args:
-            replicas: of all ranks.
+            replicas: of all ranks, settled.
             whole: whether all get rank 0's buffer, too, which is no running statistic, of which alone there is a mean.
+            written: whether a program has written parameters, of which phi knows nothing: then their mean counts.
         """
-        self.settle(replicas)
-        if self.has_outer:
+        if self.has_outer and not written:
             self.note_moved(replicas)
             for replica in replicas:
                 for name, (phi, _) in self.outer.items():

@@ -40,7 +40,11 @@ from machine.toy import hook_on
 
 @dataclass
 class Saved:
-    """A checkpoint: by rank, and what exchanges kept; in which epoch it was, and after how many batches."""
+    """A checkpoint: by rank, and what exchanges kept; in which epoch it was, and after how many batches.
+
+    Attributes:
+        written: whether a program had written parameters since the last step.
+    """
 
     models: list[dict[str, Tensor]]
     optimizers: list[list[Any]]
@@ -49,6 +53,7 @@ class Saved:
     skipped: list[int]
     epoch: int | None
     place: int
+    written: bool
 
 
 class Truth:
@@ -107,12 +112,13 @@ class Truth:
             for replica in self._replicas[1:]:
                 _give(replica, *copy.deepcopy((first.model.state_dict(), states)))
         exchanges.begin_outer(self._replicas)
+        exchanges.note(self._replicas)
         if move.loads:
             self._load()
         self._look()
 
     def _close(self, move: Close) -> None:
-        self.exchanges.settle(self._replicas)
+        self.exchanges.settle_to_read(self._replicas)
         self._look()
         self._leave()
 
@@ -136,8 +142,7 @@ class Truth:
             self.exchanges.begin_forward(self._replicas)
         models = [copy.deepcopy(replica.model.state_dict()) for replica in self._replicas]
         exchanges = copy.deepcopy(self.exchanges) if move.leaves else self.exchanges
-        self.exchanges.settle(self._replicas)
-        self.exchanges.consensus(self._replicas, whole=True)
+        self.exchanges.read_mean(self._replicas)
         self._look()
         if move.leaves:
             for replica, model in zip(self._replicas, models, strict=True):
@@ -194,7 +199,7 @@ class Truth:
         exchanges = copy.deepcopy(self.exchanges)
         self._scale(self._replicas, move.by)
         if move.then == "look":
-            self.exchanges.consensus(self._replicas, whole=True)
+            self.exchanges.read_mean(self._replicas)
             self._look()
         elif move.then == "save":
             self._save(None)
@@ -225,7 +230,7 @@ class Truth:
                 mean = torch.stack(list(of_ranks)).mean(0)
                 for parameter in of_ranks:
                     parameter.copy_(mean)
-        exchanges.consensus(self._replicas, whole=True)
+        exchanges.read_mean(self._replicas)
 
     def _crash(self, move: Crash) -> None:
         self._start_anew(move.seed)
@@ -249,6 +254,7 @@ class Truth:
                 self.steps.skipped,
                 epoch,
                 place,
+                bool(self.exchanges.written(self._replicas).any()),
             )
         )
 
@@ -281,6 +287,7 @@ class Truth:
             optimizers = mean_of(saved.optimizers) if alike else None
             _give(replica, model, optimizers, mean_of(saved.scalers))
         self.exchanges.leave(self._replicas)
+        self.exchanges.note(self._replicas, written=saved.written)
 
 
 def _replicas(seeds: Sequence[int], optimizer: str) -> list[Replica]:

@@ -129,3 +129,77 @@ def test_a_resumed_run_goes_on_bit_for_bit(strategy: str, policy: Policy, ranks:
 
     for one, resumed in zip(hocket.virtual(ranks).run(begin), hocket.virtual(ranks).run(resume), strict=True):
         assert torch.equal(one, resumed)
+
+
+LATER = {
+    "gossip later": ("overlap_sgp",),
+    "outer": (
+        {"parameters": [{"collective": "allreduce", "every": 2, "outer": {"name": "sgd", "lr": 0.7}}]},
+    ),
+    "outer later": (
+        {
+            "parameters": [
+                {"collective": "allreduce", "every": 2, "delay": 1, "outer": {"name": "sgd", "lr": 0.7}}
+            ]
+        },
+    ),
+}
+
+
+@pytest.mark.one_of_each
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("strategy", LATER)
+@each_size
+def test_weights_that_are_loaded_are_what_is_read_and_closed(
+    strategy: str, policy: Policy, ranks: int
+) -> None:
+    """Neither batches under way nor exchanges change them, and outer parameters do not take their place."""
+
+    def load(session: hocket.Session) -> None:
+        session.model.load_state_dict(
+            {
+                name: torch.full_like(value, session.data_rank)
+                for name, value in session.model.state_dict().items()
+            }
+        )
+
+    def body() -> None:
+        model = chain(2)
+        engine = Pipeline(stages=2, pipelines=2, policy=policy)
+        session = hocket.attach(model, sgd(model, lr=0.05), hocket.compose(*LATER[strategy]), engine=engine)
+        train(session, 1, 6)
+        if ranks == 2:
+            load(session)
+        else:  # only then a rank holds all stages
+            with session.replica():
+                load(session)
+        with session.consensus():
+            assert (flat(model) == 0.5).all()
+        assert (whole(session) == session.data_rank).all()
+        session.close()
+        assert (flat(model) == session.data_rank).all()
+
+    hocket.virtual(ranks).run(body)
+
+
+@pytest.mark.one_of_each
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("strategy", LATER)
+@each_size
+def test_a_consensus_right_after_a_resume(strategy: str, policy: Policy, ranks: int, tmp_path: Path) -> None:
+    def body(*, resumes: bool) -> Tensor:
+        model = chain(2)
+        engine = Pipeline(stages=2, pipelines=2, policy=policy)
+        with hocket.attach(
+            model, sgd(model, lr=0.05), hocket.compose(*LATER[strategy]), engine=engine
+        ) as session:
+            if resumes:
+                session.load(tmp_path)
+            else:
+                train(session, 1, 6)
+                session.save(tmp_path)
+            with session.consensus():
+                return flat(model)
+
+    first, second = (hocket.virtual(ranks).run(partial(body, resumes=resumes)) for resumes in (False, True))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))

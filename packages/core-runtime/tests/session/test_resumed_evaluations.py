@@ -156,6 +156,37 @@ def test_a_look_at_the_first_batch_is_no_pass(saved: int, held: bool, strategy: 
             assert ended == PASSES
 
 
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_pass_that_was_saved_at_its_last_batch_goes_on_without_batches(looks: bool, tmp_path: Path) -> None:
+    """As torchdata's StatefulDataLoader does: a loop has no more of them, and a look at the first finds none."""
+
+    def run(rank: int, *, resume: bool) -> tuple[Seen, list[int], int]:
+        model, seen, lengths = mlp(), [], []  # type: ignore[var-annotated]
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, "sgd") as session:
+            data = session.data(hocket.loader(SAMPLES, 2))
+            first = session.load(tmp_path).epoch if resume else 0
+            if resume and looks:
+                with pytest.raises(StopIteration):
+                    next(iter(data))
+                first += 1
+            for _ in range(first, PASSES):
+                before = len(seen)
+                for batch in data:
+                    trained(model, optimizer, batch, seen)
+                    if session.step == LENGTH and not resume:
+                        session.save(tmp_path)
+                lengths.append(len(seen) - before)
+            return seen, lengths, session.inner.epochs.ended
+
+    for (seen, *_), (after, lengths, ended) in zip(
+        on_ranks(2, partial(run, resume=False)), on_ranks(2, partial(run, resume=True)), strict=True
+    ):
+        assert after == seen[LENGTH:]
+        assert lengths == [*([] if looks else [0]), LENGTH]
+        assert ended == PASSES
+
+
 @pytest.mark.parametrize("used", ["accumulated", "stepped"])
 def test_a_pass_that_is_left_after_its_first_batch_counts(used: str) -> None:
     def run(rank: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from toys import batches, flat, gradient_of, mlp, on_ranks, sgd
 
 import hocket
 from hocket.errors import AttachError, DisagreementError, ReplacedError
+from hocket.session.save.saved_model import open_checkpoint
 from hocket.transport.peer import gather
 
 FORWARD = ("dpsgd", "parameters.0.overlap=forward")
@@ -425,3 +427,34 @@ def test_weights_that_one_rank_alone_loads_drop_what_is_under_way_on_all() -> No
     first, second = on_ranks(2, lambda rank: run(rank, loads=True))
     assert torch.allclose(first, torch.ones_like(first), rtol=0, atol=1e-12)
     assert not second.any()
+
+
+@pytest.mark.filterwarnings("ignore:.*is of .* ranks")
+@pytest.mark.parametrize("strategy", LATE)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_best_weights_that_are_loaded_and_saved_are_what_a_resumed_run_and_an_export_have(
+    strategy: str, ranks: int, tmp_path: Path
+) -> None:
+    def save(rank: int) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, hocket.compose(*LATE[strategy])) as session:
+            for x, y in batches(rank, 5):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            load(model, {name: rank + 0 * value for name, value in model.state_dict().items()})
+            session.save(tmp_path)
+
+    def resume(rank: int) -> Tensor:
+        model = mlp()
+        with hocket.attach(model, sgd(model), hocket.compose(*LATE[strategy])) as session:
+            session.load(tmp_path)
+            session.consensus()
+            return flat(model)
+
+    on_ranks(2, save)
+    assert all((values == 0.5).all() for values in on_ranks(ranks, resume))
+    [checkpoint] = [path for path in tmp_path.iterdir() if path.is_dir()]
+    with open_checkpoint(checkpoint) as saved:
+        assert all((saved.tensors.value(name) == 0.5).all() for name in saved.tensors.forms)

@@ -223,10 +223,11 @@ class PipelineSession(EngineSession):
     def settle(self) -> None:
         self.require("settle")
         self.begin_collective("session.settle")
-        self._runner.drain()
+        with ExitStack() as settling:
+            for session in self._sessions:
+                settling.enter_context(session.settling_together())
+            self._runner.drain()
         self._count_skipped()
-        for session in self._sessions:
-            session.settle_together()
 
     def consensus(self) -> AbstractContextManager[None]:
         """Set the whole model, on every rank, to the mean of the pipelines' masters; collective.

@@ -100,10 +100,20 @@ class ReplicaSession(SteppingSession):
         self.require("session.receive")
         self._phases.receive()
 
-    def settle_together(self) -> None:
-        """Settle on all ranks, and merge other ranks' changes to this one's values; collective."""
+    @contextmanager
+    def settling_together(self) -> Iterator[None]:
+        """Return a context for steps that are still to come, and settle on all ranks after them; collective.
+
+        If a program has written parameters before it, on any rank, they stay so.
+        """
         self.require("settle")
-        self._phases.settle_together()
+        self._replica.check(take_values=True)
+        written = self._phases.were_written("session.settle")
+        own = [flat.clone() for flat in self.storage.flats] if written else []
+        yield
+        self._phases.settle_to_read("session.settle")
+        for flat, values in zip(self.storage.flats, own, strict=False):  # none, or all
+            flat.copy_(values)
 
     def consensus(self) -> AbstractContextManager[None]:
         self.require("session.consensus")
@@ -229,7 +239,6 @@ class ReplicaSession(SteppingSession):
 
     def load_state(self, file: StateFile) -> None:
         self.replica_state.load(file)
-        self._phases.left.note()
 
     def load_mean(self, files: Sequence[StateFile]) -> None:
         self.replica_state.load_mean(files)

@@ -131,7 +131,9 @@ class SteppingSession(EngineSession):
     def replica_state(self) -> ReplicaState:
         """Return the state that this rank's replica continues from."""
         self.storage.forget_gathered()
-        return ReplicaState(self.model, self.optimizers, self.phase, self.stale, self._replica.untrained)
+        return ReplicaState(
+            self.model, self.optimizers, self.phase, self.stale, self._replica.untrained, self._phases.left
+        )
 
     def called_by_ddp(self, ranks: int) -> None:
         refuse_ddp(self.strategy, ranks, self.size, self.rank, self.step)

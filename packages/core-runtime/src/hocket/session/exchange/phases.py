@@ -75,13 +75,13 @@ class Phases:
 
     def begin_equal(self) -> None:
         """Note that all replicas hold the same bits now."""
-        self.left.note()
         self._equal, self.replicas_equal = True, self._keeps_equal(self.active.strategy)
         self._replica.optimizers.summed_rates = 0.0
 
     def enter(self, step: int) -> None:
         """Open the phase in force after `step` steps, to load its state; collective."""
-        self.settle_together()
+        self._replica.check(take_values=True)
+        self.settle_to_read("session.load")
         strategy = self._strategy.at(step)
         if strategy != self.active.strategy:
             self._replace_by(strategy)
@@ -106,7 +106,8 @@ class Phases:
 
     def _leave(self) -> None:
         """Finish all exchanges, and take over residuals, compressors' momentum and the outer parameters."""
-        self.settle_together()
+        self.left.note()  # the step has written these
+        self.settle_to_read("the phase's end")
         active = self.active
         active.drop_unused()
         if active.strategy.outer is not None:
@@ -156,10 +157,12 @@ class Phases:
         if not written:
             self.left.note()
 
-    def settle_together(self) -> None:
-        """Finish all ranks' exchanges, so that the replicas' mean is final; collective."""
-        self.settle()
-        self.active.parameters.take_changes()
+    def were_written(self, call: str) -> bool:
+        """Return whether a program has written parameters since the last step, on any rank; collective for a call."""
+        written = self.left.were_written()
+        if call and self.left.matters:
+            return any(gather(self._replica.ranks.island.everyone, written, what=call))
+        return written
 
     def settle_to_read(self, call: str = "") -> bool:
         """Finish all exchanges: merge their results, or drop them where a program has written parameters meanwhile.
@@ -170,9 +173,7 @@ class Phases:
         Returns:
             Whether this rank has written, or for a collective call any rank.
         """
-        written, parameters = self.left.were_written(), self.active.parameters
-        if call and self.left.matters:
-            written = any(gather(self._replica.ranks.island.everyone, written, what=call))
+        written, parameters = self.were_written(call), self.active.parameters
         if written:
             parameters.drop()
             return True
@@ -187,7 +188,7 @@ class Phases:
         self.active.parameters.receive()
 
     def keep(self) -> UnderWay:
-        """Return a backup, to undo the merges of `settle` or `settle_together`."""
+        """Return a backup, to undo the merges of `settle` or `settle_to_read`."""
         self.receive()
         return UnderWay(self.active.parameters.exchanges, [*self._replica.storage.flats, *self.left.samples])
 

@@ -6,6 +6,7 @@ parameters that do not have it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -42,10 +43,12 @@ class ValuesLeft:
         self.note()
 
     @torch.no_grad()
-    def note(self) -> None:
-        """Note the parameters' values: what differs from them later is a program's."""
+    def note(self, *, written: bool = False) -> None:
+        """Note the parameters' values: what differs from them later is a program's; if `written`, they are already."""
         for (flat, places), samples in zip(self._sampled, self.samples, strict=True):
             torch.index_select(flat, 0, places, out=samples)
+            if written:
+                samples.fill_(math.nan)
 
     @torch.no_grad()
     def were_written(self) -> bool:

@@ -28,6 +28,7 @@ from hocket.session.save.module_state import (
 if TYPE_CHECKING:
     from hocket.session.exchange.active_phase import ActivePhase
     from hocket.session.exchange.parameters import MixState
+    from hocket.session.exchange.written import ValuesLeft
     from hocket.session.save.untrained import UntrainedTensors
     from hocket.session.step.optimizers import Optimizers
     from hocket.session.step.stale_gradients import StaleGradients
@@ -44,6 +45,7 @@ class ModulesState(TypedDict):
         names: of each name in `model.state_dict()`, without wrappers, the tensor in section `model`.
         statistics: the names of buffers that have a mean.
         shards: of each parameter in parts, the whole shape, and the place of this rank's part's first element.
+        written: whether the program has written parameters since the last step (see `ValuesLeft`).
     """
 
     extra: dict[str, object]
@@ -53,6 +55,7 @@ class ModulesState(TypedDict):
     names: dict[str, str]
     statistics: list[str]
     shards: dict[str, tuple[list[int], list[int]]]
+    written: bool
 
 
 class ReplicaSections(TypedDict):
@@ -87,6 +90,7 @@ class ReplicaState:
         phase: the open exchanges.
         stale: gradients that earlier phases have left for the next step.
         untrained: the model's frozen parameters and buffers.
+        left: the values that the session has left in the parameters.
     """
 
     model: nn.Module
@@ -94,6 +98,7 @@ class ReplicaState:
     phase: ActivePhase
     stale: StaleGradients
     untrained: UntrainedTensors
+    left: ValuesLeft
 
     def state_dict(self) -> ReplicaSections:
         """Return the state by sections; tensors are the session's own, not copies."""
@@ -115,6 +120,7 @@ class ReplicaState:
                 "names": state_names(self.model),
                 "statistics": sorted(self.untrained.statistics()),
                 "shards": shards_of(self.model),
+                "written": self.left.were_written(),
             },
         }
 
@@ -173,6 +179,7 @@ class ReplicaState:
         load_extra_states(self.model, modules["extra"], where)
         self.untrained.weights.total = modules["samples"]
         self.untrained.note_equal(modules["equal_statistics"])
+        self.left.note(written=modules["written"])
 
     @torch.no_grad()
     def load_mean(self, files: Sequence[StateFile]) -> None:
@@ -210,6 +217,7 @@ class ReplicaState:
                 outer.load_state_dict(outer_state)
         self.stale.load_state_dict(mean_of_section(files, "late"))
         load_extra_states(self.model, first.read("modules")["extra"], str(first.path))
+        self.left.note(written=any(file.read("modules")["written"] for file in files))
 
     def _load_buffers(self, files: Sequence[StateFile]) -> None:
         """Load the mean of statistics by samples, and the first rank's values of other buffers."""

@@ -189,8 +189,9 @@ class SavedModel:
 
     @cached_property
     def _outer(self) -> Mapping[Path, dict[str, list[str]]]:
-        """The names of outer parameters in each file, by parameter."""
-        return {file.path: _outer_in(file) for file in self.files}
+        """The names of outer parameters in each file, by parameter; none if they lack what the program has written."""
+        written = any(file.read("modules")["written"] for file in self.files)
+        return {file.path: {} if written else _outer_in(file) for file in self.files}
 
 
 def _outer_in(file: StateFile) -> dict[str, list[str]]:
