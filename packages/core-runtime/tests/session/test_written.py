@@ -15,6 +15,7 @@ from toys import batches, flat, gradient_of, mlp, on_ranks, sgd
 
 import hocket
 from hocket.errors import AttachError, DisagreementError, ReplacedError
+from hocket.session.save.replica_state import ReplicaState
 from hocket.session.save.saved_model import open_checkpoint
 from hocket.transport.peer import gather
 
@@ -458,3 +459,30 @@ def test_the_best_weights_that_are_loaded_and_saved_are_what_a_resumed_run_and_a
     [checkpoint] = [path for path in tmp_path.iterdir() if path.is_dir()]
     with open_checkpoint(checkpoint) as saved:
         assert all((saved.tensors.value(name) == 0.5).all() for name in saved.tensors.forms)
+
+
+def test_a_checkpoint_of_an_earlier_version_does_not_say_whether_weights_were_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(rank: int, *, loads: bool) -> None:
+        model = mlp()
+        with hocket.attach(model, sgd(model), hocket.compose(*LATE["outer"])) as session:
+            if loads:
+                session.load(tmp_path)
+            else:
+                session.save(tmp_path)
+
+    state_dict = ReplicaState.state_dict
+
+    def earlier(state: ReplicaState) -> Any:
+        sections = state_dict(state)
+        del sections["modules"]["written"]
+        return sections
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplicaState, "state_dict", earlier)
+        on_ranks(2, partial(run, loads=False))
+    on_ranks(2, partial(run, loads=True))
+    [checkpoint] = [path for path in tmp_path.iterdir() if path.is_dir()]
+    with open_checkpoint(checkpoint) as saved:
+        assert all(saved.tensors.value(name) is not None for name in saved.tensors.forms)

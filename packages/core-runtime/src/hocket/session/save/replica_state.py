@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,8 @@ class ModulesState(TypedDict):
         names: of each name in `model.state_dict()`, without wrappers, the tensor in section `model`.
         statistics: the names of buffers that have a mean.
         shards: of each parameter in parts, the whole shape, and the place of this rank's part's first element.
-        written: whether the program has written parameters since the last step (see `ValuesLeft`).
+        written: whether the program has written parameters since the last step (see `ValuesLeft`); earlier
+            versions did not say.
     """
 
     extra: dict[str, object]
@@ -55,7 +56,7 @@ class ModulesState(TypedDict):
     names: dict[str, str]
     statistics: list[str]
     shards: dict[str, tuple[list[int], list[int]]]
-    written: bool
+    written: NotRequired[bool]
 
 
 class ReplicaSections(TypedDict):
@@ -179,7 +180,7 @@ class ReplicaState:
         load_extra_states(self.model, modules["extra"], where)
         self.untrained.weights.total = modules["samples"]
         self.untrained.note_equal(modules["equal_statistics"])
-        self.left.note(written=modules["written"])
+        self.left.note(written=modules.get("written", False))
 
     @torch.no_grad()
     def load_mean(self, files: Sequence[StateFile]) -> None:
@@ -217,7 +218,7 @@ class ReplicaState:
                 outer.load_state_dict(outer_state)
         self.stale.load_state_dict(mean_of_section(files, "late"))
         load_extra_states(self.model, first.read("modules")["extra"], str(first.path))
-        self.left.note(written=any(file.read("modules")["written"] for file in files))
+        self.left.note(written=any(file.read("modules").get("written", False) for file in files))
 
     def _load_buffers(self, files: Sequence[StateFile]) -> None:
         """Load the mean of statistics by samples, and the first rank's values of other buffers."""

@@ -190,7 +190,7 @@ class SavedModel:
     @cached_property
     def _outer(self) -> Mapping[Path, dict[str, list[str]]]:
         """The names of outer parameters in each file, by parameter; none if they lack what the program has written."""
-        written = any(file.read("modules")["written"] for file in self.files)
+        written = any(file.read("modules").get("written", False) for file in self.files)
         return {file.path: {} if written else _outer_in(file) for file in self.files}
 
 
