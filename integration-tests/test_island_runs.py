@@ -267,7 +267,7 @@ def test_a_sweep_between_islands(tmp_path: Path) -> None:
         ),
         (
             ["agd", "task=islands.task:Even", "island.tensor=2", "optimizer.foreach=true", "-n", "4"],
-            "optimizer.foreach: torch cannot step",
+            "optimizer.foreach: with foreach, torch cannot update tensor-parallel parameters",
         ),
         (
             ["eager.majority", "task=islands.task:Even", "island.tensor=2", "-n", "4"],

@@ -242,8 +242,8 @@ def test_what_one_rank_cannot_write_is_raised_by_all(
     told = hocket.virtual(2).run(run)
     assert told[0] == told[1]
     assert re.fullmatch(
-        r"the thread that writes the checkpoint of step 3 failed: rank 1: [^ ]*unfinished/rank-0001"
-        rf"\.safetensors: {text}\. Training is not affected, and the last complete checkpoint is kept: fix the cause, "
+        r"the checkpoint of step 3 was not written: its thread failed: rank 1: [^ ]*unfinished/rank-0001"
+        rf"\.safetensors: {text}\. The model in memory and the last complete checkpoint are unchanged: fix the cause, "
         "and save again",
         told[0][0],
     )
@@ -266,7 +266,7 @@ def test_close_raises_it_on_all_ranks_and_closes(gate: Gate, tmp_path: Path) -> 
 
     one, other = hocket.virtual(2).run(run)
     assert one == other
-    assert "/rank-0001.safetensors: No space left on device. Training is not affected" in one
+    assert "/rank-0001.safetensors: No space left on device. The model in memory and" in one
     assert list(tmp_path.iterdir()) == []
 
 

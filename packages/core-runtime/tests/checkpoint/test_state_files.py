@@ -216,7 +216,10 @@ def test_long_lists_take_no_room_in_the_header(value: Any, tmp_path: Path) -> No
             100_000_000,
             r"^state/b makes up most of 100\d{6} bytes of text, but a file holds at most 100000000 bytes besides",
         ),
-        (5000, r"^the state holds a value that JSON cannot hold \(Exceeds the limit"),
+        (
+            5000,
+            r"^the checkpoint cannot be saved: a value in its state cannot be written as JSON \(Exceeds the limit",
+        ),
     ],
 )
 def test_what_could_not_be_read_is_not_written(digits: int, expected: str, tmp_path: Path) -> None:
@@ -230,7 +233,7 @@ def test_what_has_no_end_is_not_written(tmp_path: Path) -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(
-        CheckpointError, match=r"^the state holds a value that JSON cannot hold \(maximum recursion"
+        CheckpointError, match=r"a value in its state cannot be written as JSON \(maximum recursion"
     ):
         write_state(tmp_path / "file", {"state": endless})
 

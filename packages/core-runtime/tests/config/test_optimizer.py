@@ -146,7 +146,7 @@ def test_the_rest_is_all_but_hidden_matrices(tied: bool) -> None:
         ({"name": "muon"}, "mapping: optimizer: muon takes only matrices: add rest: {name: adamw}, which steps all "),
         ({"name": "muon", "rest": "adamv"}, "mapping: optimizer.rest: there is no optimizer 'adamv'. Did you mean "),
         ({"name": "muon", "rest": {"name": "sgd", "lrr": 1}}, "mapping: optimizer.rest.lrr: unknown argument of sgd. "),
-        ({"name": "muon", "rest": {"lr": 1}}, "mapping: optimizer.rest.name: missing; allowed: a name, or a mapping"),
+        ({"name": "muon", "rest": {"lr": 1}}, "mapping: optimizer.rest: this mapping has no `name`; write {name"),
         ({"name": "muon", "rest": {"name": "muon", "rest": "sgd"}}, "mapping: optimizer.rest.rest: rest is not "),
     ],
 )  # fmt: skip

@@ -68,7 +68,8 @@ def test_a_run_names_a_rank_that_was_killed(python_without_mpi: str, tmp_path: P
     _, errors = job.communicate(timeout=60)
     message, advice = errors.splitlines()
     assert advice == (
-        "hocket: run the same command again; with checkpoint.every=N the run continues from a checkpoint"
+        "hocket: this run has no checkpoint: run the same command again, from the beginning. With checkpoint.every=N "
+        "added, `hocket resume out` can continue it next time"
     )
     assert message.startswith("hocket: at step ")
     assert ": rank 1 has died; rank 1 on " in message

@@ -85,8 +85,8 @@ def test_consensus_leaves_one_model(size: int, caplog: pytest.LogCaptureFixture)
     [record] = caplog.records
     message = record.getMessage()
     assert message.startswith(
-        "the ranks' replicas differ after step 2 (session.consensus), although sgd keeps them equal: rank 1 and rank 0 "
-        "hold different values of 1 of 4 parameters, first 2.bias;"
+        "after step 2 (session.consensus) the ranks' replicas differ, although strategy sgd keeps them equal: rank 0's "
+        "values differ from those of rank 1 in 1 of 4 parameters (the first is '2.bias');"
     )
 
 
@@ -117,7 +117,9 @@ def test_saving_and_closing_leave_one_model(way: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", ["consensus", "consensus_distance", "close"])
 def test_a_difference_is_an_error_where_the_user_says_so(call: str) -> None:
     def use(session: hocket.Session) -> None:
-        with pytest.raises(DisagreementError, match=r"first 2\.bias; .* Likely causes: weights loaded"):
+        with pytest.raises(
+            DisagreementError, match=r"first is '2\.bias'\); .* Likely causes: weights loaded"
+        ):
             getattr(session, call)()
         session.inner.abandon()
 
@@ -216,7 +218,8 @@ def test_ranks_look_while_they_train(
     assert equal[-1]
     assert len(caplog.records) == 1
     assert re.search(
-        rf"differ after step \d+ \(training\), although {strategy} keeps them equal", caplog.text
+        rf"after step \d+ \(training\) the ranks' replicas differ, although strategy {strategy} keeps",
+        caplog.text,
     )
 
 

@@ -271,7 +271,9 @@ def test_what_once_was_an_overlap_is_answered_with_what_to_write() -> None:
 def test_a_period_that_is_too_short_for_a_delay_among_some_ranks_is_refused_there() -> None:
     strategy = compose({"parameters": [exchange(every="log2_ranks", delay=2)]})
     strategy.check_size(Placement.on_one_host(4))
-    with pytest.raises(CompositionError, match="delay 2 is longer than the period of 1"):
+    with pytest.raises(
+        CompositionError, match="delay 2 is longer than this exchange's period among 2 ranks, 1 step: use 1"
+    ):
         strategy.check_size(Placement.on_one_host(2))
 
 

@@ -94,7 +94,8 @@ def test_a_folder_says_where_its_run_comes_from_and_makes_it_again(tmp_path: Pat
     refused = hocket("run", "config.yaml", "--out", "../again", "-q", folder=out, status=2)
     assert "no module 'mine.tasks' in" in refused
     assert refused.endswith(
-        "This run's copy of it is in source: `cd source`, and name files from there: ../config.yaml\n"
+        "To use the copy of it that this run kept: `cd source`, and write paths as seen from there, such as "
+        "../config.yaml\n"
     )
     hocket("run", "../config.yaml", "--out", "../../again", "-q", folder=out / "source")
     assert (home / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()

@@ -118,7 +118,8 @@ def prepare(state: TreeView, run: str = "") -> Prepared:
         metadata = {_STRUCTURE: json.dumps(structure), _RUN: run}
     except (RecursionError, ValueError) as error:
         raise CheckpointError(
-            f"the state holds a value that JSON cannot hold ({error}): make it smaller, or keep it as a tensor"
+            f"the checkpoint cannot be saved: a value in its state cannot be written as JSON ({error}): use a smaller "
+            "number or less nesting, or store it as a tensor"
         ) from error
     ordered = in_order(tensors)
     header = _header(ordered, metadata)

@@ -76,7 +76,8 @@ def _require_manifest(folder: Path) -> None:
     named = [path for path in _directories(folder) if not _run_of(path) and _holds_own_files(path)]
     if named and not (named[-1] / MANIFEST).exists():
         raise MissingFileError(
-            f"{named[-1]} is not a complete checkpoint: it lacks {MANIFEST}, the file that is written last"
+            f"{named[-1]} is not a complete checkpoint: it lacks {MANIFEST}, the file that is written last, so its "
+            "save was interrupted, or is not over; use another checkpoint"
         )
 
 

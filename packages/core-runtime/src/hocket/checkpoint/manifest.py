@@ -84,7 +84,8 @@ class Manifest:
             text = path.read_text()
         except FileNotFoundError as error:
             raise MissingFileError(
-                f"{folder} is not a complete checkpoint: it lacks {MANIFEST}, the file that is written last"
+                f"{folder} is not a complete checkpoint: it lacks {MANIFEST}, the file that is written last, so its "
+                "save was interrupted, or is not over; use another checkpoint"
             ) from error
         except OSError as error:
             raise DamagedError(f"{path} cannot be read: {reason(error)}") from error

@@ -161,7 +161,7 @@ def _write(
         if source.saved is None or format == "dcp":
             strategy = source.saved.strategy_state() if source.saved is not None and with_state else {}
             if with_state and not strategy:
-                print("hocket: the strategy keeps no tensors besides the model")
+                print("hocket: --state adds nothing: this strategy keeps no tensors besides the model")
             write_dcp(place, state, strategy)
         else:
             content = {"model": state, **source.saved.beside()}

@@ -330,7 +330,7 @@ def sweep(
 @click.argument("name", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
 def bench(name: str | None, arguments: tuple[str, ...]) -> None:
-    """Run a paper's microbenchmark against the standard alternative.
+    """Run a plugin's microbenchmark, such as partial allreduce against MPI's.
 
     Without a name, list the benchmarks.
 

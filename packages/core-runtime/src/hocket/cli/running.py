@@ -357,7 +357,10 @@ def _again(folder: Path) -> str:
     saved = complete(folder / CHECKPOINTS)
     if saved:
         return f"`hocket resume {os.path.relpath(folder)}` continues from {saved[-1].name}"
-    return "run the same command again; with checkpoint.every=N the run continues from a checkpoint"
+    return (
+        "this run has no checkpoint: run the same command again, from the beginning. With checkpoint.every=N added, "
+        f"`hocket resume {os.path.relpath(folder)}` can continue it next time"
+    )
 
 
 def _refuse_incomplete(folder: Path) -> None:
@@ -367,9 +370,14 @@ def _refuse_incomplete(folder: Path) -> None:
         UserError: the run has not begun, or has no summary.
     """
     if (folder / NEXT_CONFIG).exists() or not (folder / SUMMARY).exists():
+        again = (
+            f"; then {_again(folder)}"
+            if complete(folder / CHECKPOINTS)
+            else ", and run the same command again"
+        )
         raise UserError(
-            f"all ranks have exited with status 0 (os._exit), but the run in {os.path.relpath(folder)} is "
-            f"not complete: {_again(folder)}"
+            f"all ranks exited with status 0 before the run in {os.path.relpath(folder)} was complete, so some code "
+            f"called os._exit(0), in your task or a library. Remove that call{again}"
         )
 
 

@@ -55,7 +55,10 @@ class Reference:
         name = arguments.pop("name", None)
         if not isinstance(name, str):
             place = where.child("name")
-            raise place.error(f"got {place.given}" if "name" in where.value else "missing", allowed)
+            if "name" in where.value:
+                raise place.error(f"got {place.given}", "a name")
+            written = ", ".join(["name: ...", *(f"{key}: {where.child(key).given}" for key in arguments)])
+            raise where.error(f"this mapping has no `name`; write {{{written}}}, or a name alone")
         return cls(name, arguments, where)
 
     def nested(self, key: str) -> Reference:

@@ -241,7 +241,7 @@ def _volume(session: EngineSession, strategy: Strategy, hosts: Sequence[str]) ->
         planned = plan(strategy, session.model, Placement.of(hosts), NetworkModel())
     except HocketError:  # what is at fault is told where the exchanges are opened
         return ""
-    return f", {format_bytes(planned.bytes_per_step)} a rank and step"
+    return f", {format_bytes(planned.bytes_per_step)} per rank and step on average"
 
 
 def _last_line(figures: Mapping[str, Any], steps: int) -> str:
@@ -255,7 +255,7 @@ def _last_line(figures: Mapping[str, Any], steps: int) -> str:
             line += (
                 f", {100 * (1 - waiting):.0f} % computing and {100 * waiting:.0f} % waiting for other ranks"
             )
-            line += f", {format_bytes(figures['bytes_sent_per_step'])} sent a rank and step"
+            line += f", {format_bytes(figures['bytes_sent_per_step'])} sent per rank and step"
     return line
 
 

@@ -85,7 +85,8 @@ class SteppingSession(EngineSession):
         self._phases = Phases(self.strategy, replica, self.counters, given.observer, self.step)
         self.stale = self._phases.stale
         self._own_copies = OwnCopies(self.optimizers, self.rank)
-        name, averages = self.strategy.name or "the strategy", given.on_difference == "average"
+        name = f"strategy {self.strategy.name}" if self.strategy.name else "the strategy"
+        averages = given.on_difference == "average"
         self._equality = EqualReplicas(replica, self._phases, name, averages=averages)
         # Last, so that what fails above leaves no hook.
         try:

@@ -187,8 +187,8 @@ def _refuse_part(exchange: Location, registry: Registry) -> None:
         place = exchange.child(known[0])
         raise exchange.child("collective").error(
             "missing",
-            f"{', '.join(registry.names(Kind.COLLECTIVE))}. A list replaces the recipe's: to change one key of that, "
-            f"write {place.key}: {place.given}",
+            f"{', '.join(registry.names(Kind.COLLECTIVE))}. This list replaces the recipe's whole list of exchanges. "
+            f"To change only one key of the recipe's exchange, write this in its place: `{place.key}: {place.given}`",
         )
 
 

@@ -158,7 +158,8 @@ class Exchange(Configured):
         period = self.period(size)
         if self.delay > period:
             raise ValueError(
-                f"delay {self.delay} is longer than the period of {period}: use {period} or less"
+                f"delay {self.delay} is longer than this exchange's period among {size} ranks, {period} "
+                f"step{'s' * (period != 1)}: use {period} or less"
             )
 
     def check_segments(self, num_segments: int, size: int) -> None:

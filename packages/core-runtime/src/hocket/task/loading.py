@@ -359,7 +359,7 @@ def _indices(
         return DealtBatches(batch_sampler, seed)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise UserError(
-            f"hocket.loader: batch_size is {batch_size}; allowed: samples per rank and batch, 1 or more"
+            f"hocket.loader: batch_size, the samples in each rank's batch, is {batch_size}; allowed: 1 or more"
         )
     if sampler is not None:
         _refuse_beside("sampler", {"shuffle": shuffle})

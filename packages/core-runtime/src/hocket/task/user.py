@@ -157,8 +157,8 @@ def _import(module_name: str, key: str) -> ModuleType:
             copy = Path(here, SOURCE, *module_name.split("."))
             if copy.with_suffix(".py").is_file() or copy.is_dir():
                 nearby = (
-                    f" This run's copy of it is in {SOURCE}: `cd {SOURCE}`, and name files from there: "
-                    "../config.yaml"
+                    f" To use the copy of it that this run kept: `cd {SOURCE}`, and write paths as seen from there, "
+                    "such as ../config.yaml"
                 )
             raise ConfigError(
                 f"{key}: no module {module_name!r} in {here} or among the installed packages.{nearby}"

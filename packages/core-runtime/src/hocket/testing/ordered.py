@@ -45,13 +45,15 @@ class _OrderedLane(WrapperLane):
         return super().iexchange(sends, receives, round)
 
     def iallgather(self, *args: object) -> Request[list[Array]]:
-        raise AssertionError("messages of different lengths")
+        raise AssertionError(
+            "iallgather: lanes on devices have no operation with messages of different lengths"
+        )
 
     def isend(self, *args: object) -> Request:
-        raise AssertionError("a message")
+        raise AssertionError("isend: lanes on devices have no single messages")
 
     def irecv(self, *args: object) -> Request:
-        raise AssertionError("a message")
+        raise AssertionError("irecv: lanes on devices have no single messages")
 
 
 class _OrderedPeer(WrapperPeer):

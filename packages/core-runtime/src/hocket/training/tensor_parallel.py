@@ -73,8 +73,8 @@ def refuse_lists(optimizers: Iterable[torch.optim.Optimizer]) -> None:
         for name in ("foreach", "fused"):
             if group.get(name):
                 raise CompositionError(
-                    f"optimizer.{name}: torch cannot step whole and tensor-parallel parameters together "
-                    f"with {name}: leave {name} out"
+                    f"optimizer.{name}: with {name}, torch cannot update tensor-parallel parameters and unsplit ones "
+                    f"in the same step: leave {name} out"
                 )
 
 

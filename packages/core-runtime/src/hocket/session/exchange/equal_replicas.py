@@ -25,6 +25,7 @@ from hocket.session.replica import Replica
 from hocket.session.save.consensus import average, average_optimizers, squared_distance
 from hocket.transport.peer import gather
 from hocket.transport.request import Request
+from hocket.transport.status import number_ranks
 
 _log = logging.getLogger("hocket")
 
@@ -146,11 +147,10 @@ class EqualReplicas:
         island = self._replica.ranks.island
         who = "islands" if island.members else "ranks"
         [first], others = island.in_session([0]), island.in_session(others)
-        whose = f"{'rank' if len(others) == 1 else 'ranks'} {', '.join(map(str, others))} and rank {first}"
         text = (
-            f"the {who}' replicas differ after step {step} ({call}), although {self._strategy} keeps them equal: "
-            f"{whose} hold different values of {len(names)} of {len(values)} {kinds}, first {names[0]}; the replicas' "
-            f"root mean square distance from their mean is {distance:.3g}"
+            f"after step {step} ({call}) the {who}' replicas differ, although {self._strategy} keeps them equal: rank "
+            f"{first}'s values differ from those of {number_ranks(others)} in {len(names)} of {len(values)} {kinds} "
+            f"(the first is {names[0]!r}); root mean square distance from the mean: {distance:.3g}"
         )
         causes = self._causes()
         if not self._averages:
@@ -158,8 +158,9 @@ class EqualReplicas:
         self._times_found += 1
         if self._peer.rank == 0 and self._times_found == 1:
             _log.warning(
-                "%s. Hocket sets them to their mean at each consensus, save and close, and every %d rounds; "
-                "hocket.attach(..., on_difference='error') ends the job instead. %s",
+                "%s. Training goes on: Hocket sets the replicas to their mean at every consensus, save and close, and "
+                "every %d exchanges of gradients. To stop the job instead, pass on_difference='error' to "
+                "hocket.attach. %s",
                 text,
                 ROUNDS,
                 causes,

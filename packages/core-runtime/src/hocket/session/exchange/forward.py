@@ -109,7 +109,8 @@ class ForwardMerge:
             self._early |= {self._segment_of[name] for name in names}
             _log.warning(
                 "%s: the last forward read %s without calling its module, so it missed what other ranks had sent. "
-                "From now on that is merged when a forward begins. To overlap it again, call the module",
+                "From now on, what other ranks sent is merged before each forward. To overlap this with the forward "
+                "again, call the module instead of reading its parameter",
                 self._exchange.opened.exchange.name,
                 some(names),
             )

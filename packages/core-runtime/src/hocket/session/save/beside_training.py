@@ -140,8 +140,8 @@ class BesideTraining:
             if not isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(
-                f"the thread that writes the checkpoint of step {self._saved_at} failed: {error}. Training is not "
-                "affected, and the last complete checkpoint is kept: fix the cause, and save again"
+                f"the checkpoint of step {self._saved_at} was not written: its thread failed: {error}. The model in "
+                "memory and the last complete checkpoint are unchanged: fix the cause, and save again"
             ) from error
         try:
             following = acts.send(results)

@@ -123,7 +123,8 @@ def _unpacked(state: Mapping[str, Packed], key: str) -> Tree:
         content: Tree = unflatten(json.loads(structure), tensors.__getitem__)
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(
-            f"{_WHERE}: {key} is missing, or is not as session.state_dict() returns it: {type(error).__name__}: {error}"
+            f"{_WHERE}: {key} is missing, or is not as session.state_dict() returns it ({type(error).__name__}: "
+            f"{error}): pass what session.state_dict() returned"
         ) from error
     return content
 

@@ -169,7 +169,7 @@ def delay_fits_period(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "delay",
-            f"delay {exchange.delay} is longer than the period of {exchange.every}: use {exchange.every} or less",
+            f"delay {exchange.delay} is longer than `every: {exchange.every}`: use {exchange.every} or less",
         )
     elif exchange.delay == exchange.every and isinstance(exchange.merge, Blend):
         yield refuse(

@@ -144,9 +144,10 @@ def _open(held: HostPeer, backend: Backend, device: str) -> tuple[Store, Process
         raise explain(
             held,
             f"rank {held.world_rank}: {lane} ({what})",
+            f"rank {held.world_rank} could not connect to the other ranks by {backend.name} for {lane}",
             error,
-            f"can ranks reach each other over the interface in {backend.name.upper()}_SOCKET_IFNAME, or by the "
-            "host's name? lanes='host' does not need it",
+            f"Check that ranks can reach each other over the interface in {backend.name.upper()}_SOCKET_IFNAME or, if "
+            "that is unset, by the host's name. lanes='host' works without this connection",
         ) from error
 
 

@@ -98,4 +98,6 @@ class DeviceOperation(Request):
         self._group.give_up()
         held = self._group.ranks
         where = f"rank {held.world_rank}: {self._lane} ({self._what})"
-        return explain(held, where, error, "has another rank ended, or has a model or a strategy of its own?")
+        failed = f"rank {held.world_rank}: {self._what} of {self._lane} failed"
+        advice = "Check whether another rank has ended, and that all ranks have the same model and strategy"
+        return explain(held, where, failed, error, advice)

@@ -63,7 +63,7 @@ def wait_for_torch(
     held.status.note_computing()
 
 
-def explain(held: HostPeer, where: str, error: RuntimeError, hint: str) -> TransportError:
+def explain(held: HostPeer, where: str, failed: str, error: RuntimeError, advice: str) -> TransportError:
     """Return the error to raise for one of torch's, which names connections and not the dead rank."""
     end_s = time.monotonic() + _KNOWN_WITHIN_S
     while not (dead := held.status.failures.dead()) and time.monotonic() < end_s:
@@ -71,7 +71,7 @@ def explain(held: HostPeer, where: str, error: RuntimeError, hint: str) -> Trans
     return (
         held.status.failures.lost(where, dead)
         if dead
-        else TransportError(f"{where}: {first_line(error)}: {hint}")
+        else TransportError(f"{failed} ({first_line(error)}). {advice}")
     )
 
 

@@ -71,7 +71,9 @@ class FaultPlan:
     def __post_init__(self) -> None:
         check_seed(self.seed)
         if not 0 <= self.delay_s[0] <= self.delay_s[1] < float("inf"):
-            raise ValueError(f"delay_s is {self.delay_s}; allowed: two finite times, the shorter first")
+            raise ValueError(
+                f"delay_s is {self.delay_s}; allowed: two finite times of 0 or more, the shorter first"
+            )
         for name in ("reorder", "drop"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 to 1")

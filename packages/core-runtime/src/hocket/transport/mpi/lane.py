@@ -175,7 +175,7 @@ class MPILane(ProcessLane):
             rank = self.peer.world_ranks[lengths.index(max(lengths))]
             raise TransportError(
                 f"rank {self.peer.world_rank}: {self.name} (allgather): rank {rank} sends {max(lengths)} bytes, but "
-                f"receive has room for {capacity} here: give every rank the same capacity"
+                f"this rank's receive buffer has room for {capacity}: give every rank the same capacity"
             )
         if not fits(receive):
             rows = gathered(receive, lengths)

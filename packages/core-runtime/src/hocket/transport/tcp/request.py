@@ -154,8 +154,8 @@ class GatherRequest(TcpOperation[list[Array]]):
         if nbytes <= self._receive.shape[1]:
             return self._receive[rank, :nbytes]
         self.refuse(
-            f"rank {self._lane.peer.world_ranks[rank]} sends {nbytes} bytes, where receive has room for "
-            f"{self._receive.shape[1]} here (give every rank the same capacity)"
+            f"rank {self._lane.peer.world_ranks[rank]} sends {nbytes} bytes, but this rank's receive "
+            f"buffer has room for {self._receive.shape[1]} (give every rank the same capacity)"
         )
         return None
 
