@@ -58,16 +58,16 @@ settings.load_profile("hocket")
 defer_dynamo()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True, scope="session")
 def forked_processes() -> Iterator[None]:
-    """Fork the Pythons that a module's tests start from one that has imported torch; a full run starts each."""
+    """Fork the Pythons that tests start, and MPI's ranks, from one that has imported torch; a full run starts each."""
     with contextlib.nullcontext() if IS_FULL else forks_in_place_of_starts():
         yield
 
 
 @pytest.fixture(scope="module")
 def afresh() -> Iterator[None]:
-    """Start each Python of a module's tests afresh, also where others are forked."""
+    """Start each Python of a module's tests afresh, where others are forked."""
     with started_afresh():
         yield
 

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 

@@ -165,7 +165,6 @@ READERS = {
 
 @pytest_transformers
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.usefixtures("forked_processes")
 @pytest.mark.one_of_each
 @pytest.mark.parametrize("name", ["sgd", "dpsgd", "sgp", "diloco", "redsync", "powersgd"])
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)

@@ -12,8 +12,6 @@ import idiom_rank
 import pytest
 from idioms.corpus import EXACT, has_exact, missing, names
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 RANKS = 2
 
 #: One that is cheap, with two sessions, two backwards before a step, and steps without a loader.

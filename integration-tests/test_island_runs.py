@@ -25,8 +25,6 @@ from hocket.comparison.record import read_record
 from hocket.training.observer import Display
 from hocket.training.run import load_run
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 HERE = Path(__file__).parent
 PER_BATCH = 4
 SETTINGS = ["epochs=3", "log_every=3", "eval_every=6", "timeout_s=60"]

@@ -29,8 +29,6 @@ from hocket.session.save.model_state import load_model
 from hocket.session.save.saved_model import open_checkpoint
 from hocket.transport.network import NetworkModel
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 ALL = CASES | WIDE
 
 #: Runs a module of `islands` on ranks to their end, given a folder, the module, the ranks and names.

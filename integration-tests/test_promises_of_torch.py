@@ -8,8 +8,6 @@ import pytest
 import test_islands
 from islands.promises import PROMISES
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 started = test_islands.started  # a fixture
 
 

@@ -22,11 +22,6 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def forks(forked_processes: None) -> None:
-    """Fork what tests start, but in modules that use `afresh`."""
-
-
 @pytest.fixture
 def with_muon() -> None:
     """Skip a test of torch's Muon where torch is older."""

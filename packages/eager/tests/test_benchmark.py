@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 
 @pytest.mark.parametrize("where", [[], ["--virtual"]], ids=["mpi", "virtual"])
 def test_the_benchmark(where: list[str], tmp_path: Path) -> None:

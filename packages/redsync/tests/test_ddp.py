@@ -15,8 +15,6 @@ from torch import Tensor
 from hocket.compressor.ddp import ddp_comm_hook
 from hocket_redsync.hybrid import Hybrid
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 RANKS = 2
 
 

@@ -37,7 +37,6 @@ def test_the_plugin_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
 
 
-@pytest.mark.usefixtures("forked_processes")
 @pytest.mark.parametrize(
     ("override", "expected"),
     [

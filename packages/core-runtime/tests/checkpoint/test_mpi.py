@@ -22,6 +22,7 @@ from hocket.checkpoint import folder as folders
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.timeout(300),
+    pytest.mark.usefixtures("afresh"),  # ranks are found by their commands
     pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
 ]
 

@@ -16,7 +16,7 @@ import hocket
 from hocket.launch.mpiexec import find_mpiexec
 from hocket.transport.single import SinglePeer
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("afresh")]  # ranks look that nothing imports torch
 
 
 @pytest.fixture(scope="module", params=[3, *(pytest.param(each, marks=pytest.mark.full) for each in (2, 5))])
