@@ -52,9 +52,9 @@ def carry_out(lines: list[list[str]], most: int, failed: Path) -> None:
             words, output = lines.pop(0), tempfile.TemporaryFile()  # noqa: SIM115 (it is open as long as the process)
             running[begin(words, output.fileno())] = words, output, time.monotonic()
         pid, status, used = os.wait3(0)
-        words, output, begun_s = running.pop(pid)
-        output.seek(0)
-        sys.stdout.buffer.write(output.read())
+        words, printed, begun_s = running.pop(pid)
+        printed.seek(0)
+        sys.stdout.buffer.write(printed.read())
         spans = f"from {begun_s - _BEGUN_S:.0f} s to {time.monotonic() - _BEGUN_S:.0f} s"
         print(f"{words[2]}: {used.ru_utime + used.ru_stime:.0f} s of processors, {spans}", flush=True)
         if words[0] == "run" and os.waitstatus_to_exitcode(status) not in (0, _NONE_FOUND):
