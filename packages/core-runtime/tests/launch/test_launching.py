@@ -236,7 +236,9 @@ def test_a_rank_that_outlives_a_dead_one_is_ended(
 def test_a_launcher_that_takes_no_notice_of_a_rank_that_ended(
     elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launching, "_OUTLIVING_TIMEOUT_S", 0.0)
+    """As it waits for what holds the rank's output open, such as a worker of a data loader that hangs."""
+    monkeypatch.setattr(launching, "_OUTLIVING_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(launching, "_ORPHANED_TIMEOUT_S", 0.0)
     monkeypatch.setattr(launching, "_TERMINATION_TIMEOUT_S", 1.0)
     program = "from hocket.transport.job_notes import note_pid; note_pid(0)"
     launcher = elsewhere / "mpiexec"

@@ -28,8 +28,8 @@ from hocket.transport.job_notes import (
     note_host,
     note_terminating,
     noted_status,
+    num_died,
     processes_of,
-    some_have_died,
 )
 
 _log = logging.getLogger("hocket")
@@ -49,6 +49,8 @@ _SAVING_TIMEOUT_S = 27.0
 # Seconds that ranks may take to end by themselves after one has died: they learn it at once, and agree on one to say
 # so. Open MPI's launcher has been seen to wait for ever (5.0.11, once in hundreds of jobs killed).
 _OUTLIVING_TIMEOUT_S = 20.0
+# Seconds for the launcher where all have died: it waits for what holds their output open, such as a loader's worker.
+_ORPHANED_TIMEOUT_S = 5.0
 # Seconds that a rank may take to end by itself after SIGTERM.
 _STRAGGLING_TIMEOUT_S = 3.0
 _STRAGGLING_POLL_S = 0.1
@@ -153,7 +155,7 @@ def launch(
     report.end = ended_by.terminate
     readers = _copy_output(job, report)
     ask = (lambda: ask_ranks(folder, ranks)) if here == ranks else (lambda: _ask_all(job))
-    interrupted = _wait(ended_by, report, ask)
+    interrupted = _wait(ended_by, report, ask, ranks)
     if job.returncode != 0 or report.status != 0:
         _end_stragglers(folder)
     for reader in readers:
@@ -283,7 +285,7 @@ class _JobEnd:
             self.terminate()
 
 
-def _wait(job: _JobEnd, report: Report, pass_on: Callable[[], bool]) -> signal.Signals | None:
+def _wait(job: _JobEnd, report: Report, pass_on: Callable[[], bool], ranks: int) -> signal.Signals | None:
     """Wait for the job's end; return the signal that arrived meanwhile, if any.
 
     End the job on Ctrl-C or a closed terminal. On SIGTERM or SIGUSR1 ask the ranks to end, and end the job where they
@@ -293,6 +295,7 @@ def _wait(job: _JobEnd, report: Report, pass_on: Callable[[], bool]) -> signal.S
         job: the job to wait for.
         report: on the ranks' ends.
         pass_on: passes a request to end on to them, or returns False if it cannot.
+        ranks: how many there are, on all hosts.
     """
     with _signals(job, pass_on) as received:
         while True:
@@ -303,7 +306,9 @@ def _wait(job: _JobEnd, report: Report, pass_on: Callable[[], bool]) -> signal.S
                 job.look()
                 if has_noted_ending(report.folder) and not job.terminated:
                     job.terminate()  # Open MPI's takes 5 s and more to end the others, with ULFM
-                elif report.cause or some_have_died(report.folder):
+                elif (died := num_died(report.folder)) == ranks:
+                    job.terminate_after(_ORPHANED_TIMEOUT_S)
+                elif report.cause or died:
                     job.terminate_after(_OUTLIVING_TIMEOUT_S)
     return received[0] if received else None
 

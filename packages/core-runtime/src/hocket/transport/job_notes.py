@@ -89,9 +89,9 @@ def noted_pids(folder: Path) -> list[int]:
     return [int(file.name) for file in folder.iterdir() if file.name.isdigit()]
 
 
-def some_have_died(folder: Path) -> bool:
-    """Return whether a rank on this host has ended early without its launcher noticing."""
-    return any(
+def num_died(folder: Path) -> int:
+    """Return how many ranks on this host have ended early without their launcher noticing."""
+    return sum(
         _is_unreaped(process)
         or not (Path(f"/proc/{process}").exists() or (folder / f"{_LEFT}{process}").exists())
         for process in noted_pids(folder)
