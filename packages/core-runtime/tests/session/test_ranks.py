@@ -52,6 +52,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Callable[[], Any]], str]] = {
     ),
     "another slot": (
         {"strategy": lambda: hocket.compose("periodic_average")},
+        r'differently:\n  strategy: "sgd" on ranks 0, 2, "periodic_average" on rank 1\n(.|\n)*'
         r'strategy\.gradients\.0\.collective\.name: "allreduce" on ranks 0, 2, "nothing" on rank 1',
     ),
     "shape": (

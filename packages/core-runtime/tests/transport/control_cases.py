@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,27 @@ def leave_early(peer: Peer) -> str:
             group.close()
         else:
             group.lane("gradients.0[3]")
+    except TransportError as error:
+        return str(error)
+    return "nothing"
+
+
+def catch_an_interruption(peer: Peer) -> str:
+    """Rank 1 is interrupted in a call before it sends its data, and makes the next call."""
+    group: Any = peer.group(list(range(peer.size)))
+    if group.rank == 1:
+        begin = group._gather_words
+
+        def interrupt(*args: Any) -> None:
+            begin(*args)
+            del group._gather_words
+            raise KeyboardInterrupt
+
+        group._gather_words = interrupt
+    try:
+        for _ in range(2):
+            with suppress(KeyboardInterrupt):
+                gather(group, [5, "session.consensus"], what="the loop over session.data")
     except TransportError as error:
         return str(error)
     return "nothing"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from control_cases import (
     call_something_else,
+    catch_an_interruption,
     drop_and_wait,
     leave_early,
     lose_a_rank_that_has_forked,
@@ -40,6 +41,11 @@ class TestTorch(ConformanceInJobs):
                 f"rank {rank}: the ranks are in different places: ranks 0, 2 at opening gradients.0[3]; "
                 "rank 1 at closing the peer: did a rank leave its loop early"
             )
+
+    def test_a_rank_that_was_interrupted_in_a_call_is_told_apart(self) -> None:
+        for rank, message in enumerate(self.run(2, catch_an_interruption)):
+            assert f"rank {1 - rank} made another call here" in message
+            assert "the loop over session.data" in message or "allgather" in message
 
     def test_what_was_dropped_is_let_go_once_it_is_over(self) -> None:
         assert self.run(2, drop_and_wait) == [False, False]

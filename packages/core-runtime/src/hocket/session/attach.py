@@ -202,7 +202,7 @@ def attach(
         }
     except AttachError as error:
         refusal = str(error)
-    agree(peer, facts, refusal)
+    agree(peer, facts, refusal, strategy.name)
     found = None if island is None else find_island(peer, island, model, same_samples)
     if peer.rank == 0 and peer.size > 1:
         warn_of_unsynchronised(model)

@@ -74,12 +74,15 @@ def _placement(peer: Peer) -> Placement:
     return Placement.of([name.decode() for name in peer.allgather_bytes(peer.memory.host_name.encode())])
 
 
-def agree(peer: Peer, facts: Mapping[str, object], refusal: str | None = None) -> None:
+def agree(
+    peer: Peer, facts: Mapping[str, object], refusal: str | None = None, strategy: str | None = None
+) -> None:
     """Compare `facts` over all ranks; collective.
 
     Args:
         peer: the world.
         facts: JSON-able values by name, nested mappings allowed.
+        strategy: the strategy's name; if it differs, it is no difference by itself, but the first to be reported.
         refusal: the reason why this rank cannot continue in any case; None if it can.
 
     Raises:
@@ -94,7 +97,9 @@ def agree(peer: Peer, facts: Mapping[str, object], refusal: str | None = None) -
             raise AttachError(f"rank {rank} cannot attach: {reason}")
     differences = differing(peer, facts)
     if differences:
-        raise DisagreementError("the ranks were started differently:\n" + differences)
+        named = differing(peer, {"strategy": strategy})
+        lines = [line for line in (named, differences) if line]
+        raise DisagreementError("\n".join(["the ranks were started differently:", *lines]))
 
 
 def differing(

@@ -37,8 +37,8 @@ from hocket.transport.tcp.wire import Key, Wire
 RING_BYTES = 1 << 16
 
 _SPACES = struct.Struct("<QQ")
-#: A word on every gathering, as of `Program.call`.
-_GATHERING = zlib.crc32(b"allgather")
+#: A word on every gathering, as of `Program.call`; calls and their data differ, as Ctrl-C may come between them.
+_GATHERING, _WORDS = zlib.crc32(b"allgather"), zlib.crc32(b"a call")
 
 
 class TcpLane(WireLane):
@@ -100,11 +100,11 @@ class TcpLane(WireLane):
         if self.size == 1:
             receive[0, : send.size] = send
             return Finished(gathered(receive, [send.size]))
-        return self.gather_rows(send, receive, "allgather")
+        return GatherRequest(self, "allgather", _GATHERING, next(self._rounds), send, receive)
 
-    def gather_rows(self, send: Array, receive: Array, what: str) -> GatherRequest:
-        """Begin a gathering among two or more ranks, named `what`, with unchecked buffers."""
-        return GatherRequest(self, what, _GATHERING, next(self._rounds), send, receive)
+    def gather_words(self, send: Array, receive: Array, what: str) -> GatherRequest:
+        """Begin to gather what two or more ranks are about to do, named `what`, with unchecked buffers."""
+        return GatherRequest(self, what, _WORDS, next(self._rounds), send, receive)
 
     def ibarrier(self) -> Request:
         build = partial(recursive_doubling_allreduce, self.rank, self.size)

@@ -127,7 +127,7 @@ class TcpPeer(HostPeer):
         return open_on_device(self, device)
 
     def _gather_words(self, own: Array, everyones: Array, what: str) -> PendingCall:
-        return self._control.gather_rows(own, everyones, what)
+        return self._control.gather_words(own, everyones, what)
 
     def leave(self, where: str) -> Request:
         barrier = TcpLane(self, self.wire, "leaving", f"{self._path} leaving").ibarrier()
