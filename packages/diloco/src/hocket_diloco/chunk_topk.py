@@ -71,7 +71,7 @@ class ChunkTopK(Compressor):
     is gone; with `error_feedback` around it, it is sent later. Within `diloco.quantise` values travel in fewer bits.
 
     Attributes:
-        chunk: elements, 1 to 4096.
+        chunk: the number of elements in a chunk, 1 to 4096.
         k: elements to send of each chunk, 1 to `chunk`.
         tile: the `tile` of the `diloco.dct` around it, up to 64; 0 if there is none. With 0, chunks are runs of
             `chunk` elements. Otherwise each tile is a chunk, whatever its size: `k` of its elements are sent, or all

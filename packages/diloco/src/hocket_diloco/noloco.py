@@ -26,7 +26,7 @@ class NoLoCo(Outer):
 
     Attributes:
         lr: the outer learning rate, more than 0.
-        momentum: 0 to less than 1.
+        momentum: the factor of the momentum, 0 to less than 1.
         pull: the pull towards the pair's mean φ, 0 to 1; at 0 ranks drift apart.
     """
 

@@ -75,7 +75,7 @@ class Quantise(Compressor):
     converges. A group with NaN or Inf arrives as NaN.
 
     Attributes:
-        compressor: chooses the values to quantise: `diloco.chunk_topk`, or none for all values.
+        compressor: the choice of the values to quantise: `diloco.chunk_topk`, or `none` for all values.
         format: the form in which a value is sent.
         per: the values that share a table of levels: those of a parameter, of a row (a vector is one row), or of a run
             of `chunk` elements. With `diloco.chunk_topk`, `row` and `chunk` both mean the values sent of one of its

@@ -42,8 +42,8 @@ class PipelineConfig(Engine):
     ranks are a D x P mesh, rank = pipeline * P + place, and the strategy runs among the D holders of each stage.
 
     Attributes:
-        stages: N, the number of stages; null for one per rank of a pipeline. If there are more stages than ranks, a
-            rank holds several (virtual stages), with the same results.
+        stages: N, the number of stages; null for as many as a pipeline has ranks. If there are more stages than ranks,
+            a rank holds several (virtual stages), with the same results.
         pipelines: D, the number of pipelines, 1 or more; the number of ranks must be a multiple of it.
         policy: naive, stashing (PipeDream), vertical_sync (PipeDream), spectrain, elastic (EA-Pipe) or flush (GPipe).
         alpha: with elastic: the strength with which replica and master pull each other, strictly between 0 and 1.
@@ -51,10 +51,10 @@ class PipelineConfig(Engine):
         micro_batches: with flush: the number of micro-batches per batch, 1 or more.
         clip_grad_norm: with flush: the largest norm of the whole model's gradient, more than 0; null for no clipping.
         balance: whether stages have about equally many `parameters`, or equally many `layers`.
-        cuts: the layers, by name, with which each stage but the first begins; null to balance.
+        cuts: the layers, by name, with which each stage but the first begins; null to choose them by `balance`.
         buffers: with elastic: the master's BatchNorm statistics, elastically averaged like the weights, or reestimated
             by the master, before each evaluation, over the last batches.
-        seed: the seed of modules' draws (dropout), 0 to 2**64 - 1: draws depend on it, the stage and the batch alone.
+        seed: the seed of modules' draws (dropout), 0 to 2**64 - 1: draws depend only on it, the stage and the batch.
 
     Raises:
         ValueError: a value is out of its range, or of no use with the policy.

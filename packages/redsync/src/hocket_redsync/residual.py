@@ -63,10 +63,10 @@ class ResidualCompressor(Compressor):
             least one. If k elements with their indices take more bytes than all elements, all are sent.
         dense_below_kb: the size in KiB below which a parameter is sent whole.
         correct_momentum: true: apply the momentum and weight decay of torch's SGD before sending, so that values sent
-            late carry their momentum. `momentum_correction` around `error_feedback` does the same, but takes three
-            times as many passes over memory. false: the optimizer keeps both, as it must in hooks of
-            DistributedDataParallel, and with other optimizers.
-        masking: true: the velocity is cleared where elements were selected and sent.
+            late carry their momentum. The compressor `momentum_correction` around `error_feedback` does the same, but
+            reads and writes memory three times as often. false: the optimizer applies both. Hooks of
+            DistributedDataParallel, and optimizers other than torch's SGD, need false.
+        masking: whether the velocity of the elements that were selected and sent is set to zero.
 
     Raises:
         ValueError: a field is not in its range.

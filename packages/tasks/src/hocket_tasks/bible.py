@@ -42,12 +42,12 @@ class Bible(Task):
     the accuracy are means over a sentence's characters, then over sentences.
 
     Attributes:
-        length: characters of a sample, 2 or more, to cut the text into equal pieces; null for sentences.
+        length: characters of a sample, 2 or more, to cut the text into equal pieces; null if each sentence is a sample.
         longest: the number of characters after which a sentence is cut off; 2 or more.
-        network: `lstm`, of one layer, or `transformer`.
+        network: the model, an `lstm` of one layer or a `transformer`.
         hidden: units of the embedding and of each layer, 1 or more.
-        layers, heads: the number of the transformer's layers, and of its attention heads; 1 or more. `hidden` must be a
-            multiple of `heads`.
+        layers: the number of the transformer's layers, 1 or more.
+        heads: attention heads per layer, 1 or more; `hidden` must be a multiple of it.
         held_out: one of this many samples is held out, 1 or more.
         file: the text, as Debian's package bible-kjv-text has it, or any other: plain, or a folder that the library
             datasets has written, with a column `text`.

@@ -43,7 +43,6 @@ class FashionMNIST(ImageClassification):
     MNIST's, do as well.
 
     Attributes:
-        network, hidden, label_smoothing: as in `ImageClassification`.
         folder: the folder with the four IDX files, plain or as `.gz`, or with `FashionMNIST/raw`, as torchvision writes
             it; or a data set that the library datasets has saved to disk, with splits train and test.
         train_samples: the number of samples to train with, the first in the file's (shuffled) order; null for

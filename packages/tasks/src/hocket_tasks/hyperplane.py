@@ -50,8 +50,8 @@ class Hyperplane(Task):
     Attributes:
         dimensions: d, 1 or more.
         train_samples: the number of samples to train with, 1 or more.
-        valid_samples: the number held out, 1 or more.
-        noise_variance: 0 or more.
+        valid_samples: the number of samples held out, 1 or more.
+        noise_variance: the variance of the noise, 0 or more.
     """
 
     dimensions: int = 8192

@@ -40,11 +40,11 @@ class Videos(Task):
 
     Attributes:
         train_samples: the number of videos to train with, 1 or more.
-        valid_samples: the number held out, 1 or more.
+        valid_samples: the number of samples held out, 1 or more.
         stride: every `stride`-th frame is kept: 1 for the paper's lengths; with 8 a video has 4 to about 140 frames, 24
             on average.
-        features: the features of a frame, 1 or more; the paper has 2,048.
-        hidden: units of the LSTM, 1 or more; the paper has 2,048.
+        features: the number of features of a frame, 1 or more; 2,048 in the paper.
+        hidden: units of the LSTM, 1 or more; 2,048 in the paper.
         signal: a multiple of 1/64, more than 0: the smaller, the harder. The default ends at about
             the paper's 70 % accuracy.
     """

@@ -68,7 +68,7 @@ class MomentumCorrection(Wrapper):
     the gradients leaves the velocity as it was. Memory: one more copy of the segment's data.
 
     Attributes:
-        masking: whether the velocity is cleared where values were sent.
+        masking: whether the velocity of the values that were sent is set to zero.
 
     Raises:
         ValueError: the inner compressor applies momentum too.

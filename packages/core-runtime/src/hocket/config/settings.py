@@ -99,7 +99,7 @@ class IslandSettings:
     """The ranks that share one replica, by FSDP2 or tensor parallelism; strategies run between islands.
 
     Attributes:
-        shard: the number of ranks over which each replica is sharded, 1 or more; 1 for a whole model on every rank.
+        shard: the number of ranks over which each replica is sharded, 1 or more; with 1, every rank has a whole model.
         replicate: the number of such shardings in an island, whose gradients FSDP2 averages in each step (HSDP); 1 or
             more.
         tensor: the number of ranks that share each shard by tensor parallelism, and compute with the same samples, 1 or
@@ -150,40 +150,41 @@ class RunSettings:
 
     Attributes:
         name: the name of the run's recipe or file.
-        description: one line on what it does.
-        source: the paper that it comes from.
-        changes: the difference of a step from the mean of all gradients, for `hocket recommend`; it begins with
-            `nothing` if there is none.
+        description: one line on what the recipe does.
+        source: the paper that the recipe comes from.
+        changes: how a step of the recipe differs from a step with the mean of all gradients, for `hocket recommend`;
+            the text begins with `nothing` if there is no difference.
         loss_percent: the difference of the loss on characters from that of `sgd`, in per cent, after 600 steps with
             AdamW on 8 ranks (docs/atlas); null where not measured.
         accuracy_points: the difference of the accuracy on Fashion-MNIST, with SGD, in percentage points; null where not
             measured.
         measured_with: the overrides with which `loss_percent` and `accuracy_points` were measured.
         accuracy: the loss of accuracy in tests other than those of `loss_percent` and `accuracy_points`.
-        measured_on: the tests of `accuracy`, and where they are reported.
+        measured_on: the tests in which `accuracy` was measured, and the page that reports them.
         recipe: the name of the recipe that the file is based on.
         task: data, model and loss.
         optimizer: an optimizer of torch.optim by its lower-case name, or any other as `module:Class`, with keyword
             arguments. `rest` is a second optimizer; the first then gets only the hidden matrices: parameters with two
             dimensions, except those of embeddings and of the head.
         start_from: the file or folder of the model to begin with, as for `hocket run --from`; null for the task's
-            own.
+            own model.
         schedulers: schedulers of torch.optim.lr_scheduler by their lower-case names, with keyword arguments. All of
             them step after each step, so their factors multiply; reducelronplateau steps when its `metric` is known.
-        accumulate: batches per step of the optimizer, 1 or more; the optimizer gets the mean gradient of their samples.
+        accumulate: batches per step of the optimizer, 1 or more; each step uses the mean gradient of their samples.
             `steps` counts the optimizer's steps.
         clip_grad_norm: the largest norm of the whole model's gradient, more than 0; null for no clipping.
         engine: the engine, which runs a batch through the model.
         epochs: passes over the data, 1 or more.
         batch_size: samples per rank and batch, 1 or more.
         seed: the seed of the model, the data's order, dropout and injected delays; 0 to 2**63 - 1. Components of the
-            strategy draw by a key `seed` of their own, which this one does not change.
-        ranks: the number of ranks to start, 1 or more; null for the launcher's.
-        transport: the transport between ranks; null for the launcher's, else MPI if it is installed, else torch.
+            strategy have a key `seed` of their own, which this key does not change.
+        ranks: the number of ranks to start, 1 or more; null for the number that the launcher starts.
+        transport: the transport between ranks; null for the one that fits the launcher, without a launcher MPI if it is
+            installed, else torch.
         island: the group of ranks that holds one replica of the model; strategies run between these islands.
         device: the device that the model is trained on.
         precision: the dtype in which the model computes.
-        lanes: the carrier of exchanges: messages from host memory, or torch's NCCL or Gloo.
+        lanes: the way in which exchanges travel: `host` for messages from host memory, or torch's `nccl` or `gloo`.
         timeout_s: the longest wait before an error, in seconds; more than 0, at most 1e9.
         log_every: steps between two lines of metrics, 1 or more.
         eval_every: steps between two evaluations on held-out samples, 1 or more; null to evaluate only at the end of
@@ -195,13 +196,15 @@ class RunSettings:
             logger.
         report: write `report.html`, a page on the run, beside the other results; needs plotly.
         checkpoint: the times at which the run is saved.
-        on_nonfinite: the reaction to NaN or Inf.
+        on_nonfinite: the reaction to NaN or Inf in gradients: an `error` that names rank and parameter, or all ranks
+            `skip` the step.
         steps: the number of steps to stop after, 1 or more; null to run all epochs.
         network: the network that the virtual transport imitates and `plan` predicts for.
         compute: the computing time of a step on the virtual transport, whose clock does not measure it.
         delays: injected imbalance: the delay of each rank in each step, for any strategy; null for none.
         synchronous_steps: the number of first steps that exchange as recipe `agd` does, 0 or more; if `steps` is set,
-            it may be a share of them, such as 25%. A complete file (`--print-config`) lists these steps under `phases`.
+            it may be a share of them, such as 25%. The complete configuration (`--print-config`) lists them under
+            `phases`.
         phases: overrides of the strategy, by the step from which they hold; each adds to the earlier ones.
     """
 

@@ -58,8 +58,8 @@ class ComputeModel:
     shared by layers in proportion to their trainable values, where the strategy overlaps exchanges with them.
 
     Attributes:
-        step_s: seconds of every step; 0 or more.
-        element_s: seconds for each element of the inputs; 0 or more.
+        step_s: computing time of every step, in seconds; 0 or more.
+        element_s: additional seconds for each element of the inputs; 0 or more.
     """
 
     step_s: float = 0.0

@@ -22,7 +22,7 @@ class Fixed(Delays):
 
     Attributes:
         ranks: the delayed ranks, each once.
-        seconds: the delay of each of them.
+        seconds: the delay of each delayed rank.
     """
 
     ranks: list[int]
@@ -50,8 +50,8 @@ class RandomSubset(Delays):
     Drawn from (seed, step). In the paper 1 of 8 ranks by 0.2, 0.3 or 0.4 s, and 4 of 64 by 0.3 or 0.46 s.
 
     Attributes:
-        count: number of ranks, 0 or more.
-        seconds: the delay of each of them.
+        count: number of delayed ranks, 0 or more.
+        seconds: the delay of each delayed rank.
         fraction: the share of steps that have delays, drawn at random, 0 to 1.
     """
 
@@ -85,7 +85,7 @@ class LinearSkew(Delays):
 
     Attributes:
         shortest_s: rank 0's delay, in seconds, also if it is the only rank.
-        longest_s: the last rank's, in seconds; not below shortest_s.
+        longest_s: the last rank's delay, in seconds; not below shortest_s.
     """
 
     shortest_s: float
@@ -112,7 +112,7 @@ class ShiftingSkew(LinearSkew):
 
     Attributes:
         shortest_s: the shortest delay, in seconds.
-        longest_s: the longest, in seconds; not below shortest_s.
+        longest_s: the longest delay, in seconds; not below shortest_s.
     """
 
     def of_step(self, step: int, size: int, seed: int) -> NDArray[np.float64]:

@@ -122,7 +122,7 @@ class Wandb(Logger):
 
     Attributes:
         project: the run's project.
-        mode: `online`, or `offline` for `wandb sync` later; null for WANDB_MODE, else `online`.
+        mode: `online`, or `offline` for `wandb sync` later; null takes WANDB_MODE, or `online` if it is unset.
     """
 
     files: ClassVar = ("wandb", "wandb.json")

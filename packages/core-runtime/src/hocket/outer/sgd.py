@@ -27,7 +27,7 @@ class Sgd(Outer):
 
     Attributes:
         lr: the outer learning rate, more than 0.
-        momentum: 0 to less than 1; at 0 nothing is kept besides φ.
+        momentum: the factor of the momentum, 0 to less than 1; at 0 the optimizer keeps no state besides φ.
         nesterov: whether to look ahead; needs momentum.
     """
 

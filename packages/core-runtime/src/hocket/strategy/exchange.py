@@ -56,7 +56,7 @@ class Exchange(Configured):
         collective: the way to combine the contributions.
         over: the ranks that take part.
         topology: the graph of who sends to whom, for collectives that need one.
-        compressor: the form in which values travel; None, in a config `none`, for uncompressed.
+        compressor: the form in which values travel; for uncompressed values None, in a config `none`.
         segments: the way to cut the model into segments. Without this key segments have 8 MB, the first one 1 MB;
             `segments: bytes` makes segments of 25 MB.
         every: steps between two exchanges, 1 or more; `log2_ranks` for ceil(log2 p) among p ranks, the number of
@@ -64,11 +64,12 @@ class Exchange(Configured):
         overlap: the computation that the exchange overlaps with.
         progress: the thread that advances the exchange's messages: `inline` is the training thread, whenever a gradient
             arrives and whenever it waits; `thread` is a separate progress thread.
-        outer: the optimizer of outer parameters: each rank sends the distance of its parameters from them. None to send
-            the parameters themselves.
-        delay: number of steps from sending to merging; at 0 both are in the same step.
+        outer: the optimizer of outer parameters: each rank sends the distance of its parameters from the outer ones.
+            None to send the parameters themselves.
+        delay: number of steps from sending to merging; at 0 both happen in the same step.
         merge: the way to merge the result into the parameters.
-        stagger: whether segments are due at different steps, evenly spread over the period, the last one at its end.
+        stagger: whether segments are due at different steps, evenly spread over the period of `every` steps, the last
+            one at its end.
         offset: number of steps by which all segments are due later, or earlier if negative.
         buffers: whether each rank keeps its own buffers (BatchNorm's statistics), or they are averaged at the end of
             each period, when the last segment is sent.

@@ -38,8 +38,7 @@ class ImageClassification(Classification):
     """Classification of images by one of Hocket's networks.
 
     Attributes:
-        label_smoothing: as in `Classification`.
-        network: the network to train, of `hocket.task.models.NAMES`.
+        network: the network to train, one of `hocket.task.models.NAMES`.
         hidden: units of the hidden layer of the network "mlp"; the others have their own sizes.
     """
 
