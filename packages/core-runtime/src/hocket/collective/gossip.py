@@ -64,7 +64,7 @@ class Gossip(Collective):
     Attributes:
         push_sum: whether ranks also send a weight with each segment, mixed by the same W and 1 at first. Values
             divided by it approach the mean even if only W's columns sum to 1; the optimizer steps the undivided
-            values. If W is doubly stochastic, weights stay 1 at no cost.
+            values. If W is doubly stochastic, weights stay 1, and this key costs nothing.
     """
 
     push_sum: bool = False
