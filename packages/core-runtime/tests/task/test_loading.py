@@ -334,8 +334,8 @@ def test_workers_of_unlike_ranks_draw_unlike() -> None:
         ),
         (lambda: hocket.loader(Stream(5), 2, shuffle=True, split=every_other), "shuffle is for map-style"),
         (lambda: hocket.loader(Numbers(5), 2, split=every_other), "split is for an IterableDataset"),
-        (lambda: hocket.loader(Numbers(5)), "batch_size is None; allowed"),
-        (lambda: hocket.loader(Numbers(5), 0), "batch_size is 0; allowed"),
+        (lambda: hocket.loader(Numbers(5)), "batch_size, the samples in each rank's batch, is None; allowed"),
+        (lambda: hocket.loader(Numbers(5), 0), "batch_size, the samples in each rank's batch, is 0; allowed"),
         (
             lambda: hocket.loader(Numbers(5), 2, batch_sampler=[[1]]),
             "batch_sampler and batch_size exclude each other",
