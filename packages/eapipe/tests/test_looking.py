@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -131,18 +132,14 @@ def test_a_resumed_run_goes_on_bit_for_bit(strategy: str, policy: Policy, ranks:
         assert torch.equal(one, resumed)
 
 
-LATER = {
-    "gossip later": ("overlap_sgp",),
-    "outer": (
-        {"parameters": [{"collective": "allreduce", "every": 2, "outer": {"name": "sgd", "lr": 0.7}}]},
-    ),
-    "outer later": (
-        {
-            "parameters": [
-                {"collective": "allreduce", "every": 2, "delay": 1, "outer": {"name": "sgd", "lr": 0.7}}
-            ]
-        },
-    ),
+LATER: dict[str, str | dict[str, Any]] = {
+    "gossip later": "overlap_sgp",
+    "outer": {"parameters": [{"collective": "allreduce", "every": 2, "outer": {"name": "sgd", "lr": 0.7}}]},
+    "outer later": {
+        "parameters": [
+            {"collective": "allreduce", "every": 2, "delay": 1, "outer": {"name": "sgd", "lr": 0.7}}
+        ]
+    },
 }
 
 
@@ -166,7 +163,7 @@ def test_weights_that_are_loaded_are_what_is_read_and_closed(
     def body() -> None:
         model = chain(2)
         engine = Pipeline(stages=2, pipelines=2, policy=policy)
-        session = hocket.attach(model, sgd(model, lr=0.05), hocket.compose(*LATER[strategy]), engine=engine)
+        session = hocket.attach(model, sgd(model, lr=0.05), hocket.compose(LATER[strategy]), engine=engine)
         train(session, 1, 6)
         if ranks == 2:
             load(session)
@@ -191,7 +188,7 @@ def test_a_consensus_right_after_a_resume(strategy: str, policy: Policy, ranks: 
         model = chain(2)
         engine = Pipeline(stages=2, pipelines=2, policy=policy)
         with hocket.attach(
-            model, sgd(model, lr=0.05), hocket.compose(*LATER[strategy]), engine=engine
+            model, sgd(model, lr=0.05), hocket.compose(LATER[strategy]), engine=engine
         ) as session:
             if resumes:
                 session.load(tmp_path)
